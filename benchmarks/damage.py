@@ -27,9 +27,9 @@ from quantkit.report import damage
 from quantkit.report.comparison import Report
 from quantkit.report.document import Document, Entry
 from quantkit.resources import names as names_of
-from quantkit.scoring.asked import Asked
 from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.harness import evaluate
+from quantkit.scoring.options import ScoreOptions
 
 TASKS = ("wikitext", "python_quiz", "needle_1k", "python_answers")
 NO_MORE_THAN_THE_SOURCE = ("gguf-f32", "gguf-bf16", "gguf-f16")
@@ -59,7 +59,7 @@ def made(
 def scored(target: ModelSource | Checkpoint, args: argparse.Namespace) -> Evaluation:
     """A model's scores, from their file where it is there."""
     folder = args.out / "scores"
-    asked = Asked(tuple(args.tasks), args.limit, data=args.data, cache=args.work / "cache")
+    asked = ScoreOptions(tuple(args.tasks), args.limit, data=args.data, cache=args.work / "cache")
     kept = [path for path in folder.glob("*.json") if path.stem == target.label]
     if kept:
         return Evaluation.read(kept[0])

@@ -266,8 +266,8 @@ def exactness(bench: Bench) -> dict[str, Any]:
 
 def vllm(bench: Bench) -> dict[str, Any]:
     from quantkit.model.source import ModelSource
-    from quantkit.scoring.asked import Asked
     from quantkit.scoring.harness import evaluate
+    from quantkit.scoring.options import ScoreOptions
 
     prompts, rules = asked_prompts(bench)
     environment = {**os.environ, **SETTINGS, "PYTHONPATH": str(bench.args.vllm_path)}
@@ -300,7 +300,7 @@ def vllm(bench: Bench) -> dict[str, Any]:
         try:
             wait_for(f"{url}/health", server, bench.args.timeout)
             with tempfile.TemporaryDirectory() as cache, watched() as seen:
-                asked = Asked(
+                asked = ScoreOptions(
                     (bench.args.task,),
                     limit=bench.n,
                     data=bench.args.data,

@@ -161,11 +161,11 @@ def score(
 
     Checkpoints from other tools are compared with `source`, or with the source among `models`.
     """
-    from quantkit.calls.score import Asked, Models, Scoring
+    from quantkit.calls.score import Models, ScoreOptions, Scoring
 
     if tasks is None and prompts is None:
         raise UsageError("name tasks, such as tasks=['wikitext'], or give prompts")
-    asked = Asked(
+    asked = ScoreOptions(
         tuple(_listed(tasks or ())),
         prompts=None if prompts is None else Path(prompts),
         limit=limit,

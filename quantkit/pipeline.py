@@ -24,9 +24,9 @@ from quantkit.report import card as report_card
 from quantkit.report import files
 from quantkit.report.comparison import Report
 from quantkit.scoring import lmeval
-from quantkit.scoring.asked import Asked
 from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.harness import evaluate
+from quantkit.scoring.options import ScoreOptions
 from quantkit.scoring.scorecard import SOURCE_NAME
 from quantkit.storage import guarded, output_folder
 from quantkit.verification.checkpoint import verify
@@ -44,7 +44,7 @@ class Outcome:
 def run(
     source: ModelSource,
     recipes: Sequence[AnyRecipe],
-    asked: Asked,
+    asked: ScoreOptions,
     out: Path,
     device: str = "auto",
     calibration: CalibrationChoice | None = None,
@@ -134,7 +134,7 @@ def finished_before(
 class Scoring:
     """Settings by which all models of a run are scored."""
 
-    asked: Asked
+    asked: ScoreOptions
     folder: Path
     device: str
     trust_remote_code: bool

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from quantkit.calls import Notify, Work, hub, silent, validation
 from quantkit.calls.data import Data
 from quantkit.calls.quantize import load_recipes
-from quantkit.calls.score import Asked, check
+from quantkit.calls.score import ScoreOptions, check
 from quantkit.registry import NATIVE
 from quantkit.storage import MANIFEST
 
@@ -28,7 +28,7 @@ class Line:
     recipes: "Sequence[str | AnyRecipe]"
     out: Path
     data: Data = field(default_factory=Data)
-    asked: Asked | None = None
+    asked: ScoreOptions | None = None
     """None: what suits the model."""
     engine: str = NATIVE
     offload: str = "auto"
@@ -38,8 +38,8 @@ class Line:
     force: bool = False
 
     @property
-    def _asked(self) -> Asked:
-        return self.asked or Asked.of(None, [self.model])
+    def _asked(self) -> ScoreOptions:
+        return self.asked or ScoreOptions.of(None, [self.model])
 
     @property
     def needs_hub(self) -> bool:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.calls import Notify, Work, hub, silent, validation
 from quantkit.errors import ScoreError, UsageError
-from quantkit.scoring.asked import Asked as Asked
-from quantkit.scoring.asked import Chat as Chat
+from quantkit.scoring.options import Chat as Chat
+from quantkit.scoring.options import ScoreOptions as ScoreOptions
 
 if TYPE_CHECKING:
     from quantkit.bench.engines import Program
@@ -72,7 +72,7 @@ class Scoring:
     """One call of `score`."""
 
     models: Models
-    asked: Asked
+    asked: ScoreOptions
     out: Path | None = None
     baseline: Path | None = None
     until: float | None = None
@@ -117,7 +117,7 @@ class Scoring:
         from quantkit.scoring.harness import sizes_of
         from quantkit.scoring.sample_size import score_until
 
-        def run(asked: Asked) -> "list[Evaluation]":
+        def run(asked: ScoreOptions) -> "list[Evaluation]":
             trusting = self.models.trust_remote_code
             return evaluated(targets, asked, self.device, progress, trusting, self.out)
 
@@ -134,7 +134,7 @@ class Comparison:
     """One call of `compare` with models: scores them and reports."""
 
     models: Models
-    asked: Asked
+    asked: ScoreOptions
     out: Path
     device: str = "auto"
 
@@ -175,13 +175,13 @@ class Comparison:
         return work
 
 
-def needs_hub(models: Models, asked: Asked) -> bool:
+def needs_hub(models: Models, asked: ScoreOptions) -> bool:
     """Whether models or tasks have to be downloaded."""
     away = not all(map(hub.is_local, models.named))
     return away or hub.tasks_need(asked.tasks, asked.data)
 
 
-def check(asked: Asked) -> None:
+def check(asked: ScoreOptions) -> None:
     """Refuse missing names and files, and conflicting options."""
     if asked.judge is not None and asked.prompts is None:
         raise UsageError("--judge is for answers to --prompts: give a file of them")
@@ -196,7 +196,7 @@ def check(asked: Asked) -> None:
 
 def evaluated(
     targets: "Sequence[ModelSource | Checkpoint]",
-    asked: Asked,
+    asked: ScoreOptions,
     device: str,
     progress: "Progress",
     trust_remote_code: bool,
@@ -216,8 +216,8 @@ def evaluated(
 
 @contextmanager
 def answering(
-    target: "ModelSource | Checkpoint", asked: Asked, progress: "Progress", trust: bool
-) -> Iterator[Asked]:
+    target: "ModelSource | Checkpoint", asked: ScoreOptions, progress: "Progress", trust: bool
+) -> Iterator[ScoreOptions]:
     """How this model is evaluated: with the backend vllm, through a server that runs meanwhile."""
     if asked.backend != "vllm":
         yield asked

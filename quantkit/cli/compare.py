@@ -44,12 +44,12 @@ def command(
     verbose: Verbose = False,
 ) -> None:
     """Score a source and checkpoints of any tool, and report how they compare."""
-    from quantkit.calls.score import Asked, Comparison, Models
+    from quantkit.calls.score import Comparison, Models, ScoreOptions
     from quantkit.cli import start
 
     of = Models(models, source, revision, trust_remote_code=trust_remote_code)
     names = split(tasks) if tasks is not None else None
-    asked = Asked.of(names, of.named, limit=limit, max_length=max_length, data=data)
+    asked = ScoreOptions.of(names, of.named, limit=limit, max_length=max_length, data=data)
     report = start.run(Comparison(of, asked, out, device), quiet, verbose)
     start.show_report(report, json)
     typer.echo(f"written: {out}/report.json, report.md, report.html, scores/", err=True)

@@ -52,7 +52,7 @@ def command(
     """
     from quantkit.calls.data import Data
     from quantkit.calls.run import Line
-    from quantkit.calls.score import Asked
+    from quantkit.calls.score import ScoreOptions
     from quantkit.cli import console, start
 
     names = tuple(split(tasks)) if tasks is not None else None
@@ -61,7 +61,7 @@ def command(
         recipe,
         out,
         Data(calibration, samples, length),
-        Asked.of(names, [model], limit=limit, max_length=max_length),
+        ScoreOptions.of(names, [model], limit=limit, max_length=max_length),
         engine,
         offload,
         device,

@@ -108,10 +108,10 @@ def command(
     verbose: Verbose = False,
 ) -> None:
     """Run lm-eval tasks on a model or on checkpoints."""
-    from quantkit.calls.score import Asked, Chat, Models, Scoring
+    from quantkit.calls.score import Chat, Models, ScoreOptions, Scoring
     from quantkit.cli import score_view, start
 
-    asked = Asked.of(
+    asked = ScoreOptions.of(
         split(tasks) if tasks is not None else None,
         models,
         limit=limit,

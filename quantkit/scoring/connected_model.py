@@ -24,7 +24,7 @@ from quantkit.scoring.llamacpp import LlamaCpp
 from quantkit.scoring.server import Engine, ServedModel
 
 if TYPE_CHECKING:
-    from quantkit.scoring.asked import Asked
+    from quantkit.scoring.options import ScoreOptions
     from quantkit.scoring.scorecard import Served
 
 
@@ -95,7 +95,7 @@ class ConnectedModel(ServedModel):
 
 def here(
     target: ModelSource | Checkpoint,
-    asked: "Asked",
+    asked: "ScoreOptions",
     folder: Path,
     progress: Progress,
     trust_remote_code: bool,
@@ -120,7 +120,7 @@ def here(
 
 def served(
     target: ModelSource | Checkpoint,
-    asked: "Asked",
+    asked: "ScoreOptions",
     folder: Path,
     device: torch.device,
     progress: Progress,

@@ -21,9 +21,9 @@ from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
 from quantkit.scoring import answers, lmeval
 from quantkit.scoring.answers import Outcome, Text
-from quantkit.scoring.asked import BACKENDS, Asked, Chat
 from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.following import Followed, Prompts
+from quantkit.scoring.options import BACKENDS, Chat, ScoreOptions
 from quantkit.scoring.provenance import made
 from quantkit.scoring.scorecard import Made, Score, Scorecard, Settings
 
@@ -36,12 +36,12 @@ def score(
     **more: Any,
 ) -> Scorecard:
     """The scores alone."""
-    return evaluate(target, Asked(tuple(tasks), limit, **more), device).card
+    return evaluate(target, ScoreOptions(tuple(tasks), limit, **more), device).card
 
 
 def evaluate(
     target: ModelSource | Checkpoint,
-    asked: Asked,
+    asked: ScoreOptions,
     device: str = "auto",
     progress: Progress | None = None,
     trust_remote_code: bool = False,
@@ -209,7 +209,7 @@ def _of_others(target: ForeignCheckpoint) -> dict[str, Any]:
     }
 
 
-def sizes_of(asked: Asked) -> dict[str, int]:
+def sizes_of(asked: ScoreOptions) -> dict[str, int]:
     """Number of documents of every task, with groups expanded."""
     with lmeval.quiet():
         loaded = lmeval.load(asked.tasks, asked.data)

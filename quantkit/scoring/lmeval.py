@@ -17,7 +17,7 @@ from typing import Any
 from quantkit.errors import MissingDependency, ScoreError
 from quantkit.quiet import only_errors
 from quantkit.scoring import sandbox, task_names
-from quantkit.scoring.asked import Chat
+from quantkit.scoring.options import Chat
 from quantkit.scoring.suites import FOLLOWED, OWN_TASKS, expanded, is_own, is_path
 
 BOOTSTRAP_ITERATIONS = 100  # with 0, lm-eval leaves out all standard errors

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from quantkit import metrics
 from quantkit.errors import ScoreError
 from quantkit.scoring import findings
-from quantkit.scoring.asked import Asked
 from quantkit.scoring.evaluation import Evaluation
+from quantkit.scoring.options import ScoreOptions
 from quantkit.scoring.paired import AccuracyChange, questions_needed
 
 FIRST_ROUND = 200
@@ -42,8 +42,8 @@ class Reached:
 
 
 def score_until(
-    run: Callable[[Asked], list[Evaluation]],
-    asked: Asked,
+    run: Callable[[ScoreOptions], list[Evaluation]],
+    asked: ScoreOptions,
     sizes: dict[str, int],
     wanted: float,
     tell: Callable[[str], None],

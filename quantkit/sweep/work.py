@@ -26,9 +26,9 @@ from quantkit.report import files as report_files
 from quantkit.report.comparison import Report
 from quantkit.report.document import Document
 from quantkit.scoring import evaluation_text
-from quantkit.scoring.asked import Asked
 from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.harness import evaluate
+from quantkit.scoring.options import ScoreOptions
 from quantkit.storage import write_json
 from quantkit.sweep import parts, ranks
 from quantkit.sweep.bench import Bench
@@ -125,7 +125,7 @@ def score(steps: Sequence[Step], bench: Bench) -> list[Product]:
     if steps[0].needs:
         target = Checkpoint.open(bench.folder_of(steps[0].needs[0]) / CHECKPOINT)
         link_references([bench.folder_of(step.needs[2]) for step in steps], cache)
-    asked = Asked(
+    asked = ScoreOptions(
         tuple(step.work["task"] for step in steps),
         work["limit"],
         max_length=work["max_length"],

@@ -8,8 +8,8 @@ from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 from quantkit.scoring import divergence, loading
 from quantkit.scoring.answering import Answerer, Request
-from quantkit.scoring.asked import Asked
 from quantkit.scoring.harness import evaluate
+from quantkit.scoring.options import ScoreOptions
 
 pytestmark = pytest.mark.usefixtures("demo_is_short")
 
@@ -61,7 +61,7 @@ def rounded(tmp_path_factory):
 @torch.no_grad()
 @pytest.mark.parametrize("n_documents", [2, pytest.param(None, marks=pytest.mark.slow)])
 def test_scores_equal_brute_force_on_the_demo(tmp_path, rounded, n_documents):
-    asked = Asked(("python_docs",), limit=n_documents, cache=tmp_path / "cache")
+    asked = ScoreOptions(("python_docs",), limit=n_documents, cache=tmp_path / "cache")
     source = ModelSource.open("demo")
     windows = []
     answers = Answerer.answers
@@ -101,7 +101,7 @@ def test_scores_equal_brute_force_on_the_demo(tmp_path, rounded, n_documents):
 def test_model_against_itself_is_exactly_zero(tmp_path, rounded):
     """A file that keeps every weight in 32 bits is the source, in another format."""
     (same,) = quantize(ModelSource.open("demo"), [load("gguf-f32")], tmp_path / "out", "cpu")
-    asked = Asked(("python_docs",), limit=2, cache=tmp_path / "cache")
+    asked = ScoreOptions(("python_docs",), limit=2, cache=tmp_path / "cache")
     for target in (ModelSource.open("demo"), same):
         scores = evaluate(target, asked, "cpu").card.scores
         for name in ("kl_mean", "kl_median", "kl_p99", "kl_p999"):

@@ -29,8 +29,8 @@ from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 from quantkit.report import files
 from quantkit.report.comparison import Report
-from quantkit.scoring.asked import Asked
 from quantkit.scoring.harness import evaluate
+from quantkit.scoring.options import ScoreOptions
 from quantkit.storage import sha256_of
 
 RECIPE = "gptq-w4a16"
@@ -38,7 +38,7 @@ READ = [0, 1, 5, 6, 7, 9, 11, 12, 13, 15, 16, 18, 20, 21, 22, 23, 26, 27, 28, 29
 """The shortest documents: as many as a verdict needs, in a third of the time of the first ones."""
 LONGEST = 1700
 """Characters after which a document is cut: what remains is as much as a verdict needs."""
-ASKED = Asked(("python_docs",), samples={"python_docs": READ})
+ASKED = ScoreOptions(("python_docs",), samples={"python_docs": READ})
 BLOCK = "model.layers.3"
 LAYER = "model.layers.2.mlp.down_proj"
 

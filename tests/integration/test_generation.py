@@ -12,9 +12,9 @@ from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 from quantkit.scoring import decoding, following, generation, lmeval, loading
-from quantkit.scoring.asked import Asked
 from quantkit.scoring.generation import Generator
 from quantkit.scoring.harness import evaluate
+from quantkit.scoring.options import ScoreOptions
 from quantkit.scoring.rules import Rules
 
 pytestmark = pytest.mark.usefixtures("demo_is_short")
@@ -177,7 +177,7 @@ def test_answers_are_those_of_lm_eval(tasks, tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lmeval, "run", watched)
-        asked = Asked((str(tasks),), cache=tmp_path)
+        asked = ScoreOptions((str(tasks),), cache=tmp_path)
         card = evaluate(source, asked, "cpu").card
         again = evaluate(source, asked, "cpu").card
     assert card.scores["my_sums/exact_match"].n == 7
@@ -205,14 +205,14 @@ def test_answers_of_llama_cpp_are_ours(tasks, tmp_path):
                 return results
 
             patch.setattr(lmeval, "run", watched)
-            asked = Asked((str(tasks),), limit=4, cache=tmp_path / "cache", backend=backend)
+            asked = ScoreOptions((str(tasks),), limit=4, cache=tmp_path / "cache", backend=backend)
             evaluate(made, asked, "cpu")
     assert found["llama.cpp"] == found["transformers"]
 
 
 def test_a_stopped_run_goes_on_at_the_first_open_answer(tasks, tmp_path):
     source = ModelSource.open("demo")
-    asked = Asked((str(tasks),), cache=tmp_path)
+    asked = ScoreOptions((str(tasks),), cache=tmp_path)
     forward, steps = decoding._Batch.forward, []
 
     def dies(self, n):
@@ -228,7 +228,7 @@ def test_a_stopped_run_goes_on_at_the_first_open_answer(tasks, tmp_path):
             evaluate(source, asked, "cpu")
     card = evaluate(source, asked, "cpu").card
     assert 0 < card.cached["my_sums"] < 1
-    fresh = evaluate(source, Asked((str(tasks),), cache=tmp_path / "other"), "cpu").card
+    fresh = evaluate(source, ScoreOptions((str(tasks),), cache=tmp_path / "other"), "cpu").card
     assert card.scores == fresh.scores
 
 
@@ -238,9 +238,11 @@ def test_settings_that_are_not_supported_are_named(demo, tasks, tmp_path):
         definition.replace("my_sums", "my_beams").replace("do_sample: false", "typical_p: 0.3")
     )
     with pytest.raises(ScoreError, match=r"my_beams .*typical_p"):
-        evaluate(ModelSource.open("demo"), Asked((str(tmp_path),), cache=tmp_path / "c"), "cpu")
+        evaluate(
+            ModelSource.open("demo"), ScoreOptions((str(tmp_path),), cache=tmp_path / "c"), "cpu"
+        )
     with pytest.raises(ScoreError, match="nowhere/: there is no such"):
-        evaluate(ModelSource.open("demo"), Asked(("nowhere/",)), "cpu")
+        evaluate(ModelSource.open("demo"), ScoreOptions(("nowhere/",)), "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +260,7 @@ def test_following_is_what_the_models_would_have_written(rounded, tmp_path, demo
     prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(following.of_file, "__defaults__", (16, None))
-        asked = Asked((), prompts=prompts, cache=tmp_path / "cache")
+        asked = ScoreOptions((), prompts=prompts, cache=tmp_path / "cache")
         with pytest.raises(ScoreError, match="score the source first"):
             evaluate(rounded[0], asked, "cpu")
         cards = [evaluate(one, asked, "cpu").card for one in (ModelSource.open("demo"), *rounded)]
@@ -280,7 +282,7 @@ def test_following_is_what_the_models_would_have_written(rounded, tmp_path, demo
 
 def test_prompts_that_are_not_there(tmp_path):
     with pytest.raises(DataError, match="no such file"):
-        evaluate(ModelSource.open("demo"), Asked((), prompts=tmp_path / "none.txt"), "cpu")
+        evaluate(ModelSource.open("demo"), ScoreOptions((), prompts=tmp_path / "none.txt"), "cpu")
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(DataError, match=r"empty\.txt"):
         following.of_file(tmp_path / "empty.txt")
@@ -320,7 +322,7 @@ def test_answers_to_prompts_are_judged(rounded, tmp_path, demo):
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(following.of_file, "__defaults__", (16, None))
-        asked = Asked((), prompts=prompts, cache=tmp_path / "cache")
+        asked = ScoreOptions((), prompts=prompts, cache=tmp_path / "cache")
         source, *others = [evaluate(m, asked, "cpu") for m in (ModelSource.open("demo"), *rounded)]
     assert source.card.scores["traffic/exact_match"].value == pytest.approx(2 / 3)
     assert source.card.scores["traffic/regex_match"].n == 1
@@ -355,7 +357,7 @@ metadata: {{version: 1}}
     monkeypatch.setattr(sample_size, "FIRST_ROUND", 8)
     told = []
     targets = [ModelSource.open("demo"), rounded[0]]
-    asked = Asked((str(tmp_path / "sums.yaml"),), cache=tmp_path / "cache")
+    asked = ScoreOptions((str(tmp_path / "sums.yaml"),), cache=tmp_path / "cache")
     found = sample_size.score_until(
         lambda asked: [evaluate(target, asked, "cpu") for target in targets],
         asked,

@@ -19,8 +19,8 @@ from quantkit.onepass.prepare import CalibrationChoice, Run, load_tokens
 from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 from quantkit.scoring import loading
-from quantkit.scoring.asked import Asked
 from quantkit.scoring.harness import evaluate
+from quantkit.scoring.options import ScoreOptions
 from quantkit.verification.checkpoint import verify
 
 pytestmark = pytest.mark.usefixtures("demo_is_short")
@@ -266,7 +266,9 @@ def test_experts_are_quantised_each_by_what_matters_to_it(tmp_path):
 
 
 def test_scores_in_llama_cpp_are_those_of_our_reading(made, tmp_path):
-    asked = Asked(("python_docs", "python_quiz"), limit=2, max_length=64, cache=tmp_path / "cache")
+    asked = ScoreOptions(
+        ("python_docs", "python_quiz"), limit=2, max_length=64, cache=tmp_path / "cache"
+    )
     here = evaluate(made["gguf-q8_0"], asked, "cpu").card.scores
     there = evaluate(made["gguf-q8_0"], replace(asked, backend="llama.cpp"), "cpu").card
     assert there.settings.dtype == "llama.cpp"
@@ -277,6 +279,6 @@ def test_scores_in_llama_cpp_are_those_of_our_reading(made, tmp_path):
 
 def test_only_gguf_is_scored_in_llama_cpp(source):
     with pytest.raises(ScoreError, match="runs GGUF files"):
-        evaluate(source, Asked(("python_quiz",), limit=1, backend="llama.cpp"), "cpu")
+        evaluate(source, ScoreOptions(("python_quiz",), limit=1, backend="llama.cpp"), "cpu")
     with pytest.raises(UnknownName, match="backend"):
-        evaluate(source, Asked(("python_quiz",), limit=1, backend="llama"), "cpu")
+        evaluate(source, ScoreOptions(("python_quiz",), limit=1, backend="llama"), "cpu")

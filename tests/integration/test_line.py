@@ -17,9 +17,9 @@ from quantkit.onepass.prepare import Run
 from quantkit.recipe import Recipe, load
 from quantkit.report import markdown, table
 from quantkit.report.comparison import Report
-from quantkit.scoring.asked import Asked
 from quantkit.scoring.evaluation import read_all
 from quantkit.scoring.harness import score
+from quantkit.scoring.options import ScoreOptions
 from quantkit.scoring.scorecard import Scorecard
 
 pytest_plugins = ["browser"]
@@ -199,7 +199,7 @@ def test_a_second_run_takes_up_what_is_finished(demo, samples):
     outcome = pipeline.run(
         ModelSource.open("demo"),
         recipes,
-        Asked(("python_docs", "python_quiz"), samples=samples),
+        ScoreOptions(("python_docs", "python_quiz"), samples=samples),
         demo,
         run=Run(Listener()),
     )

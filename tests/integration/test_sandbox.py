@@ -13,8 +13,8 @@ import pytest
 from quantkit.errors import ScoreError
 from quantkit.model.source import ModelSource
 from quantkit.scoring import sandbox
-from quantkit.scoring.asked import Asked
 from quantkit.scoring.harness import evaluate
+from quantkit.scoring.options import ScoreOptions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the box is made of Linux's walls")
 
@@ -257,7 +257,7 @@ metric_list: [{metric: prompt_level_strict_acc, aggregation: mean, higher_is_bet
 
 def test_code_is_run_only_where_it_is_allowed(tasks, tmp_path):
     source = ModelSource.open("demo")
-    asked = Asked((str(tasks / "like_humaneval.yaml"),), cache=tmp_path)
+    asked = ScoreOptions((str(tasks / "like_humaneval.yaml"),), cache=tmp_path)
     with pytest.raises(ScoreError, match=r"like_humaneval runs code .* --allow-code"):
         evaluate(source, asked, "cpu")
     with pytest.raises(ScoreError, match="--allow-code"):  # one that does not say what it does
@@ -265,7 +265,7 @@ def test_code_is_run_only_where_it_is_allowed(tasks, tmp_path):
 
 
 def test_maths_instructions_and_code_are_scored(tasks, tmp_path):
-    asked = Asked((str(tasks),), cache=tmp_path, allow_code=True)
+    asked = ScoreOptions((str(tasks),), cache=tmp_path, allow_code=True)
     found = evaluate(ModelSource.open("demo"), asked, "cpu")
     scores = found.card.scores
     assert scores["like_humaneval/pass@1"].value == pytest.approx(1 / 3)

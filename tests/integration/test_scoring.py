@@ -18,9 +18,9 @@ from quantkit.recipe import Recipe
 from quantkit.report.comparison import Report
 from quantkit.scoring import answering, lmeval, loading
 from quantkit.scoring.answering import Answerer
-from quantkit.scoring.asked import Asked
 from quantkit.scoring.evaluation import read_all
 from quantkit.scoring.harness import evaluate, sizes_of
+from quantkit.scoring.options import ScoreOptions
 from quantkit.scoring.sample_size import score_until
 
 N_QUESTIONS = 24
@@ -91,7 +91,7 @@ def rounded(tmp_path_factory):
 
 def ask(data, tmp_path, target=None, **more):
     progress = more.pop("progress", None)
-    asked = Asked((TASK,), num_fewshot=2, data=data, cache=tmp_path / "cache", **more)
+    asked = ScoreOptions((TASK,), num_fewshot=2, data=data, cache=tmp_path / "cache", **more)
     return evaluate(target or ModelSource.open("demo"), asked, "cpu", progress)
 
 
@@ -132,7 +132,7 @@ def test_other_settings_are_computed_again(data, tmp_path, first, second):
     """What is kept never answers for what another setting would compute."""
 
     def scored(cache, **settings):
-        asked = Asked((TASK,), limit=10, data=data, cache=tmp_path / cache, **settings)
+        asked = ScoreOptions((TASK,), limit=10, data=data, cache=tmp_path / cache, **settings)
         return evaluate(ModelSource.open("demo"), asked, "cpu")
 
     before = scored("shared", **first)
@@ -181,7 +181,7 @@ def test_chat_template_and_precision_are_part_of_the_key(tmp_path, monkeypatch):
 @pytest.mark.parametrize("max_length", [64, 1024])
 def test_windows_are_part_of_the_key(tmp_path, max_length):
     def scored(cache, length):
-        asked = Asked(("python_docs",), limit=1, max_length=length, cache=tmp_path / cache)
+        asked = ScoreOptions(("python_docs",), limit=1, max_length=length, cache=tmp_path / cache)
         return evaluate(ModelSource.open("demo"), asked, "cpu").card.scores
 
     scored("shared", 256)
@@ -201,7 +201,7 @@ def test_only_text_is_counted_where_the_tokenizer_adds_a_beginning(tmp_path):
         beginning: {"id": beginning, "ids": [0], "tokens": [beginning]}
     }
     (folder / "tokenizer.json").write_text(json.dumps(described))
-    asked = Asked(("python_docs",), limit=3, cache=tmp_path / "cache")
+    asked = ScoreOptions(("python_docs",), limit=3, cache=tmp_path / "cache")
     plain = evaluate(ModelSource.open("demo"), asked, "cpu")
     marked = evaluate(ModelSource.open(str(folder)), asked, "cpu")
     own = "python_docs/perplexity"
@@ -277,7 +277,7 @@ def test_questions_are_asked_until_it_is_certain(data, tmp_path, rounded, monkey
     def run(asked):
         return [evaluate(target, asked, "cpu") for target in targets]
 
-    asked = Asked((TASK,), num_fewshot=0, data=data, cache=tmp_path / "cache")
+    asked = ScoreOptions((TASK,), num_fewshot=0, data=data, cache=tmp_path / "cache")
     assert sizes_of(asked) == {TASK: N_QUESTIONS}
     easy = score_until(run, asked, sizes_of(asked), 0.45, told.append)
     assert easy.half_width <= 0.45
@@ -310,7 +310,7 @@ def test_data_that_is_not_there_is_said(tmp_path):
 
 
 def test_divergence_is_told_with_texts(tmp_path, rounded):
-    asked = Asked(("python_docs",), limit=2, cache=tmp_path / "cache")
+    asked = ScoreOptions(("python_docs",), limit=2, cache=tmp_path / "cache")
     alone = evaluate(rounded, asked, "cpu")
     assert "python_docs/kl_mean" not in alone.card.scores
     source = evaluate(ModelSource.open("demo"), asked, "cpu")

@@ -13,9 +13,9 @@ from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
 from quantkit.scoring import endpoint, following, harness, loading, server_identity
-from quantkit.scoring.asked import Asked
+from quantkit.scoring.options import ScoreOptions
 
-ASKED = Asked(("python_docs",), samples={"python_docs": [1]}, max_length=MAX_LENGTH)
+ASKED = ScoreOptions(("python_docs",), samples={"python_docs": [1]}, max_length=MAX_LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +209,7 @@ def test_answers_to_a_team_s_prompts_are_judged_through_a_server(fake, tmp_path)
     rows = [{"prompt": "import", "regex": "."}, {"prompt": "class", "reference": "no such answer"}]
     prompts = tmp_path / "traffic.jsonl"
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    how = Asked((), max_length=MAX_LENGTH, cache=tmp_path / "c", prompts=prompts)
+    how = ScoreOptions((), max_length=MAX_LENGTH, cache=tmp_path / "c", prompts=prompts)
     short = replace(following.of_file(prompts), max_new=8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(following, "of_file", lambda path, judge=None: short)

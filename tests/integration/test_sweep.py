@@ -88,10 +88,10 @@ def test_the_other_set_makes_another_checkpoint(swept):
 
 def test_scores_are_those_of_a_plain_run(swept, tmp_path):
     from quantkit.model.source import ModelSource
-    from quantkit.scoring.asked import Asked
     from quantkit.scoring.harness import evaluate
+    from quantkit.scoring.options import ScoreOptions
 
-    asked = Asked(("python_quiz",), 4, max_length=64, cache=tmp_path)
+    asked = ScoreOptions(("python_quiz",), 4, max_length=64, cache=tmp_path)
     plain = evaluate(ModelSource.open("demo"), asked, "cpu").card
     (found,) = (r for r in records(swept).values() if r.title == "demo source python_quiz")
     assert found.facts == {key: score.value for key, score in plain.scores.items()}

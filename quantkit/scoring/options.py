@@ -23,7 +23,7 @@ class Chat:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoreOptions:
     """How a model is scored."""
 
     tasks: tuple[str, ...]
