@@ -33,7 +33,7 @@ def refusal(shape: ModelShape, recipe: AnyRecipe | None, gpu: GPU) -> str | None
 
 def _refusal(shape: ModelShape, recipe: Recipe, gpu: GPU) -> str | None:
     config, specs = _to_be(shape, recipe)
-    for one in prediction.foretell(config, specs, gpu=gpu).faults:
+    for one in prediction.of_tensors(config, specs, gpu=gpu).faults:
         if one.rule.id in OWN:
             continue
         if one.consequence == "refuses":

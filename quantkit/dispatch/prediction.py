@@ -107,7 +107,7 @@ def predict(
     return _judged(result, checkpoint, number, gpu, _read)
 
 
-def foretell(
+def of_tensors(
     config: Mapping[str, Any],
     tensors: Iterable[TensorSpec],
     version: str | None = None,

@@ -262,7 +262,7 @@ def _check_engine(source: ModelSource, plan: Plan) -> None:
     linears = {*plan.quantized, *plan.ignored}
     specs = [spec for spec in plan.specs if spec.name.rpartition(".")[0] in linears]
     # Findings about the source itself were reported before there was a plan.
-    faults = [one for one in prediction.foretell(config, specs).faults if one.rule.id not in OWN]
+    faults = [one for one in prediction.of_tensors(config, specs).faults if one.rule.id not in OWN]
     if faults:
         raise RecipeError(
             f"recipe {plan.recipe.name}: vLLM would not serve the result: {faults[0]}; "

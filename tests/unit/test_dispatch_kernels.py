@@ -296,7 +296,7 @@ def mixture(parts, section, version, gpu):
         "num_experts": 4, "hidden_size": HIDDEN, "moe_intermediate_size": INNER,
         "num_hidden_layers": 2, "quantization_config": section,
     }  # fmt: skip
-    return prediction.foretell(config, specs, version, gpus.find(gpu))
+    return prediction.of_tensors(config, specs, version, gpus.find(gpu))
 
 
 def test_mx_experts_by_version_and_gpu():

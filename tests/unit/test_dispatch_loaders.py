@@ -19,7 +19,7 @@ def faults(config, layers, version, recipe="rtn-w4a16"):
         for part in formats.specs(name, TensorSpec(f"{name}.weight", "BF16", shape), chosen)
     ]
     whole = {**config, "quantization_config": formats.config(chosen, ["lm_head"])}
-    told = prediction.foretell(whole, specs, version)
+    told = prediction.of_tensors(whole, specs, version)
     return {one.rule.id: one.consequence for one in told.faults}
 
 
@@ -125,7 +125,7 @@ def test_embeddings_of_any_name_are_no_layers(name):
     specs = formats.specs(layer, TensorSpec(f"{layer}.weight", "BF16", (WIDTH, WIDTH)), chosen)
     specs.append(TensorSpec(f"{name}.weight", "BF16", (4096, WIDTH)))
     config = {"quantization_config": formats.config(chosen, ["lm_head"])}
-    assert prediction.foretell(config, specs, "0.26").faults == []
+    assert prediction.of_tensors(config, specs, "0.26").faults == []
 
 
 def test_families_that_are_gone_and_configs_of_another_form():
