@@ -8,7 +8,7 @@ from quantkit.advise import memory, shape
 from quantkit.errors import HardwareError
 from quantkit.hardware import gpus
 from quantkit.mixed.budget import Budget, Choice, one_percent_more
-from quantkit.mixed.run import Wanted, choose
+from quantkit.mixed.run import MixedOptions, choose
 from quantkit.mixed.table import Table
 from quantkit.model.source import ModelSource, context_of
 from quantkit.recipe import load
@@ -51,7 +51,7 @@ def advice(
     """What a model's sensitivity table recommends for a GPU."""
     known = Table.read(table)
     asked = budget(model, gpu, count, context, users, known.engine)
-    wanted = Wanted(asked, engine=known.engine)
+    wanted = MixedOptions(asked, engine=known.engine)
     return Advice(choose(ModelSource.open(model), wanted, known))
 
 

@@ -204,12 +204,12 @@ class Quantization:
         data = self.data.or_default(self.model, notify) if self.ours_by_default else self.data
 
         def work(progress: "Progress") -> Quantized:
-            from quantkit.mixed.run import Wanted, choose, quantize
+            from quantkit.mixed.run import MixedOptions, choose, quantize
             from quantkit.mixed.table import Table
             from quantkit.opening import opened
 
             budget = spending.budget(str(self.model))
-            wanted = Wanted(budget, spending.formats, spending.table, spending.target)
+            wanted = MixedOptions(budget, spending.formats, spending.table, spending.target)
             trusting, again = self.trust_remote_code, self.requantize
             with opened(model, self.tokenizer, None, trusting, again) as source:
                 if self.dry_run and spending.table is not None:

@@ -29,7 +29,7 @@ NO_DATA = "choosing formats needs calibration data: give --calibration, a set's 
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MixedOptions:
     """A budget, and what it may be spent on."""
 
     budget: Budget
@@ -108,7 +108,7 @@ def _job(
     return prepare(source, [recipe], target.parent, device, calibration, quiet)
 
 
-def choose(source: ModelSource, wanted: Wanted, table: Table) -> Choice:
+def choose(source: ModelSource, wanted: MixedOptions, table: Table) -> Choice:
     """The formats that a budget allows, from a table of the same model."""
     if table.source != source.fingerprint:
         raise DataError(
@@ -126,7 +126,7 @@ def choose(source: ModelSource, wanted: Wanted, table: Table) -> Choice:
 
 def quantize(
     source: ModelSource,
-    wanted: Wanted,
+    wanted: MixedOptions,
     out: Path,
     device: str,
     calibration: CalibrationChoice | None,

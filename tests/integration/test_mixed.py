@@ -14,7 +14,7 @@ from quantkit.export import format_map
 from quantkit.export.card_markup import plain
 from quantkit.mixed import candidates, rounding
 from quantkit.mixed.budget import Budget, one_percent_more
-from quantkit.mixed.run import Wanted, choose, write_table
+from quantkit.mixed.run import MixedOptions, choose, write_table
 from quantkit.mixed.table import Table
 from quantkit.model.source import ModelSource
 from quantkit.onepass.prepare import CalibrationChoice, Run
@@ -143,7 +143,7 @@ def test_a_budget_becomes_a_checkpoint_that_verifies_and_a_recipe_that_runs_agai
 def test_sizes_count_whole_files(made, text, tmp_path):
     source, table, known = made
     limit = known.other_bytes + 6 * known.n_weights // 8
-    wanted = Wanted(Budget(size_bytes=limit), table=table)
+    wanted = MixedOptions(Budget(size_bytes=limit), table=table)
     choice = choose(source, wanted, known)
     (checkpoint,) = quantkit.quantize(
         source, choice.recipe, out=tmp_path, calibration=text.name, samples=4, length=64
@@ -155,9 +155,9 @@ def test_sizes_count_whole_files(made, text, tmp_path):
 def test_budgets_that_cannot_be_kept_are_refused_with_one_that_can(made):
     source, table, known = made
     with pytest.raises(HardwareError, match=r"smallest that works is (\d\.\d+) bits") as error:
-        choose(source, Wanted(Budget(bits=2.0), table=table), known)
+        choose(source, MixedOptions(Budget(bits=2.0), table=table), known)
     smallest = float(str(error.value).split("works is ")[1].split()[0])
-    found = choose(source, Wanted(Budget(bits=smallest + 0.001), table=table), known)
+    found = choose(source, MixedOptions(Budget(bits=smallest + 0.001), table=table), known)
     assert found.bits == pytest.approx(smallest, abs=0.001)
     assert any("humming" in note for note in found.notes)
 
@@ -173,8 +173,8 @@ def test_a_budget_that_everything_fits_keeps_16_bits(made, text, tmp_path):
 
 def test_one_percent_more_is_worth_what_the_next_choice_says(made):
     source, _, known = made
-    now = choose(source, Wanted(Budget(bits=5)), known)
-    more = choose(source, Wanted(Budget(bits=5.05)), known)
+    now = choose(source, MixedOptions(Budget(bits=5)), known)
+    more = choose(source, MixedOptions(Budget(bits=5.05)), known)
     told = one_percent_more(now)
     assert told.startswith("1% more room")
     share = float(told.split("buy ")[1].split("%")[0])
@@ -184,7 +184,7 @@ def test_one_percent_more_is_worth_what_the_next_choice_says(made):
 def test_more_bits_never_cost_more(made):
     source, _, known = made
     costs = [
-        choose(source, Wanted(Budget(bits=bits)), known).allocation.cost
+        choose(source, MixedOptions(Budget(bits=bits)), known).allocation.cost
         for bits in (4.2, 4.5, 5, 6, 8, 12)
     ]
     assert costs == sorted(costs, reverse=True)
@@ -307,7 +307,7 @@ def test_gguf_files_of_any_types_have_names_of_their_own(tmp_path, text):
     assert ["ffn_down.weight", "0"] in [row[:2] for row in rows]
     assert ["output.weight", ""] in [row[:2] for row in rows]
     with pytest.raises(DataError, match="not for vllm"):
-        choose(source, Wanted(Budget(bits=5)), table)
+        choose(source, MixedOptions(Budget(bits=5)), table)
 
 
 @pytest.mark.parametrize("common", [0.0, 0.8])
