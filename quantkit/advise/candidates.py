@@ -365,7 +365,7 @@ def _shared(question: Question, candidate: Candidate, made: work.Work, split: Sp
     load, beside = candidate.load, question.beside(split, format)
     if question.shared_prefix:
         beside = replace(beside, shared_tokens=question.shared_prefix)
-    wanted = sizing.Wanted(
+    wanted = sizing.SizingRequest(
         shape, format.recipe, gpu, candidate.count, question.context, question.users,
         question.traffic, split, format.kv_bits, format.engine == "llama.cpp",
         question.utilisation, beside,

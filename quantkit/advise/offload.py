@@ -13,7 +13,7 @@ from quantkit.advise import efficiency, kv, links, memory, parallel, weights
 from quantkit.advise import speed as speeds
 from quantkit.advise.efficiency import Efficiency
 from quantkit.advise.memory import Fit
-from quantkit.advise.sizing import Size, Wanted, size_of, usable_share
+from quantkit.advise.sizing import Size, SizingRequest, size_of, usable_share
 from quantkit.advise.speed import Case, Load, Speed
 from quantkit.advise.work import GGUF_EXPERT, Part
 from quantkit.hardware import gpus
@@ -85,7 +85,7 @@ def is_possible(gpu: GPU) -> bool:
     return gpu.vendor not in ("apple", "cpu") and not gpu.name.startswith(UNIFIED)
 
 
-def fitted(wanted: Wanted, host: Host) -> tuple[Size, Fit] | None:
+def fitted(wanted: SizingRequest, host: Host) -> tuple[Size, Fit] | None:
     """As many layers on the GPU as fit beside the caches of all users.
 
     None if the host's memory has no room for the rest, or the GPU not even for the output layer.
@@ -121,7 +121,7 @@ def fitted(wanted: Wanted, host: Host) -> tuple[Size, Fit] | None:
 class _Layout:
     """Bytes of a file's layers, and the GPU memory available for them."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: SizingRequest) -> None:
         shape, recipe = wanted.shape, wanted.recipe
         assert isinstance(recipe, GGUFRecipe)
         self.wanted = wanted

@@ -28,7 +28,7 @@ NOTHING = Beside()
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SizingRequest:
     """A model in a format on GPUs, and the traffic a server must handle."""
 
     shape: ModelShape
@@ -73,7 +73,7 @@ def usable_share(gpu: GPU, utilisation: float) -> float:
     return min(utilisation, APPLE_SHARE if gpu.vendor == "apple" else 1.0)
 
 
-def fitted(wanted: Wanted) -> tuple[Size, Fit]:
+def fitted(wanted: SizingRequest) -> tuple[Size, Fit]:
     """The profile's batches, or smaller ones if only those leave room."""
     size = size_of(wanted)
     # If the weights alone are too large, no batch is small enough.
@@ -91,7 +91,7 @@ def first_fitting(tried: Sequence[Size]) -> Size | None:
     return next((size for size in tried if size.fit and size.fit.users), None)
 
 
-def size_of(wanted: Wanted, is_reduced: bool = False) -> Size:
+def size_of(wanted: SizingRequest, is_reduced: bool = False) -> Size:
     """The settings for a request; `is_reduced` uses the batches of smaller GPUs."""
     profile, context = wanted.profile, wanted.context
     large = is_large(wanted.gpu) and not is_reduced

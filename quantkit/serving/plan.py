@@ -276,10 +276,10 @@ def _size_at(
 
 def _wanted(
     target: Target, demand: Demand, profile: Profile, context: int, split: Split
-) -> sizing.Wanted:
+) -> sizing.SizingRequest:
     kv_bits = demand.kv_bits or _own_kv_bits(target.recipe)
     assert target.shape is not None
-    return sizing.Wanted(
+    return sizing.SizingRequest(
         target.shape,
         target.sized_by,
         demand.gpu,
