@@ -17,7 +17,7 @@ from quantkit.advise import (
 )
 from quantkit.advise import speed as speeds
 from quantkit.advise.formats import Format
-from quantkit.advise.memory import Beside, Fit
+from quantkit.advise.memory import Extras, Fit
 from quantkit.advise.offload import Host
 from quantkit.advise.profiles import Profile
 from quantkit.advise.quality import Quality
@@ -68,9 +68,9 @@ class Catalogue:
         return self._works[name]
 
 
-def nothing_beside(split: Split, format: Format) -> Beside:
+def no_extras(split: Split, format: Format) -> Extras:
     """Nothing but the model on its GPUs."""
-    return Beside()
+    return Extras()
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Question:
     """From a report of this model, by recipe."""
     measured: Measurements | None = None
     """Speeds that replace estimates where GPU and load match."""
-    beside: Callable[[Split, Format], Beside] = nothing_beside
+    beside: Callable[[Split, Format], Extras] = no_extras
     """What else occupies each of the GPUs that share a format this way: a draft, adapters."""
     limits: Limits = NO_LIMITS
     shared_prefix: int = 0

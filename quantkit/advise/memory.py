@@ -52,7 +52,7 @@ LLAMA_CPP = Engine(GIB // 2, 0, 0, batch_tokens=512, n_logits=512, page_tokens=2
 
 
 @dataclass(frozen=True)
-class Beside:
+class Extras:
     """What else occupies each GPU."""
 
     draft_bytes: int = 0
@@ -133,7 +133,7 @@ class Serving:
     """By default those of the recipe."""
     engine: Engine | None = None
     """By default the one that suits GPU and format."""
-    beside: Beside = field(default_factory=Beside)
+    beside: Extras = field(default_factory=Extras)
     split: Split | None = None
     """By default the usual one for that many GPUs."""
 

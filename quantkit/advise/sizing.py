@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from quantkit.advise import memory
-from quantkit.advise.memory import Beside, Fit
+from quantkit.advise.memory import Extras, Fit
 from quantkit.advise.profiles import MAX_SEQUENCES, Profile, is_large
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.split import ONE, Split
@@ -24,7 +24,7 @@ UTILISATION = 0.9
 APPLE_SHARE = 0.75
 """Share of an Apple device's memory that macOS lets its GPU use."""
 
-NOTHING = Beside()
+NOTHING = Extras()
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SizingRequest:
     is_gguf: bool = False
     """Whether llama.cpp serves it."""
     utilisation: float = UTILISATION
-    beside: Beside = NOTHING
+    beside: Extras = NOTHING
     """What else occupies each GPU."""
 
 
@@ -114,7 +114,7 @@ def size_of(wanted: SizingRequest, is_reduced: bool = False) -> Size:
             usable_share(wanted.gpu, wanted.utilisation),
             wanted.kv_bits,
             memory.LLAMA_CPP if wanted.is_gguf else engine,
-            wanted.beside or memory.Beside(),
+            wanted.beside or memory.Extras(),
             wanted.split,
         ),
     )

@@ -11,7 +11,7 @@ from typing import Any
 from quantkit.advise import formats, kv, parallel, speed, work
 from quantkit.advise.efficiency import Efficiency
 from quantkit.advise.formats import Format
-from quantkit.advise.memory import Beside
+from quantkit.advise.memory import Extras
 from quantkit.advise.speed import Case
 from quantkit.advise.split import Split
 from quantkit.engine import speculation
@@ -48,15 +48,15 @@ class Draft:
         """Path of the draft model."""
         return "" if self.target is None else self.target.path
 
-    def beside(self, count: int, kv_bits: int = 16) -> Beside:
+    def beside(self, count: int, kv_bits: int = 16) -> Extras:
         """Its memory per GPU; vLLM keeps its cache in the target's dtype."""
         if self.target is None:
-            return Beside()
+            return Extras()
         if self.target.shape is None:
-            return Beside(draft_bytes=self.size_bytes)
+            return Extras(draft_bytes=self.size_bytes)
         shape = self.target.shape
         fixed = parallel.bytes_per_gpu(shape, self.target.sized_by, count)
-        return Beside(draft_bytes=fixed, token_bytes=kv.bytes_for(shape.config, 1, kv_bits, count))
+        return Extras(draft_bytes=fixed, token_bytes=kv.bytes_for(shape.config, 1, kv_bits, count))
 
     def pass_seconds(self, case: Case, users: int, depth: int, end: Efficiency) -> float:
         """Seconds to propose one token for each of the target's users."""

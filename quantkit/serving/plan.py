@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from quantkit.advise import offload, parallel, sizing
-from quantkit.advise.memory import Beside
+from quantkit.advise.memory import Extras
 from quantkit.advise.profiles import Profile, find, is_large
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.sizing import Size
@@ -171,9 +171,9 @@ def make(target: Target, demand: Demand, size: Size | None = None) -> Plan:
 
 def beside(
     shape: ModelShape, draft: Draft | None, adapters: Loras, split: Split, kv_bits: int = 16
-) -> Beside:
+) -> Extras:
     """Memory of a draft and adapters on each of the GPUs that share a model."""
-    taken = Beside() if draft is None else draft.beside(split.tensor, kv_bits)
+    taken = Extras() if draft is None else draft.beside(split.tensor, kv_bits)
     return replace(taken, adapter_bytes=loras.size_bytes(shape, adapters, split))
 
 

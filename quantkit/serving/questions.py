@@ -18,7 +18,7 @@ from quantkit.advise import (
 from quantkit.advise.candidates import MIN_QUALITY, NO_LIMITS, Catalogue, Limits, Question
 from quantkit.advise.comparison import ModelComparison
 from quantkit.advise.formats import Format
-from quantkit.advise.memory import Beside
+from quantkit.advise.memory import Extras
 from quantkit.advise.offload import Host
 from quantkit.advise.recommendation import Recommendation, recommend
 from quantkit.advise.shape import ModelShape
@@ -207,7 +207,7 @@ def _question(asked: Query, model: _Model, guess: Draft | None) -> Question:
     of_model = model.shape
     constraint = asked.constraint
 
-    def beside(split: Split, format: Format) -> Beside:
+    def beside(split: Split, format: Format) -> Extras:
         own = None if guess is None else guess.made_for(format)
         return plans.beside(of_model, own, asked.adapters, split, format.kv_bits)
 

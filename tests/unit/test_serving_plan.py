@@ -277,7 +277,7 @@ def test_what_lies_beside_is_taken_from_the_cache():
     gpu = gpus.find("L40S")
     plain = memory.fits(MODEL, None, gpu)
     beside = memory.fits(
-        MODEL, None, gpu, serving=memory.Serving(beside=memory.Beside(1 << 30, 1 << 10))
+        MODEL, None, gpu, serving=memory.Serving(beside=memory.Extras(1 << 30, 1 << 10))
     )
     assert plain.kv_bytes - beside.kv_bytes == 1 << 30
     assert beside.user_bytes - plain.user_bytes == 8192 << 10

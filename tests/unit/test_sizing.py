@@ -139,7 +139,7 @@ def test_a_page_without_either_has_no_such_column():
 
 
 def test_what_does_not_fit_names_its_parts():
-    beside = memory.Beside(draft_bytes=3 << 30, adapter_bytes=1 << 30)
+    beside = memory.Extras(draft_bytes=3 << 30, adapter_bytes=1 << 30)
     fit = memory.fits(
         shape.of("8B"), None, gpus.find("RTX 3060"), serving=memory.Serving(beside=beside)
     )
