@@ -70,7 +70,7 @@ class _Whole:
         return cls(*(stored[field.name].read() for field in fields(cls)))
 
 
-class _Beside:
+class _SpecialTokens:
     """Observes a model on tokens that are not text."""
 
     def __init__(self, is_text: torch.Tensor, counts: Sequence[int]) -> None:
@@ -86,7 +86,7 @@ class _Beside:
 
 
 @dataclass
-class _Kept:
+class _Caches:
     """Where answers of this model, and predictions of its source, are cached."""
 
     folder: Path
@@ -99,7 +99,7 @@ class _Kept:
         self.answers = cache.AnswerCache(self.folder, self.name)
 
     @classmethod
-    def of(cls, target: ModelSource | Checkpoint, model: Any, folder: Path) -> "_Kept":
+    def of(cls, target: ModelSource | Checkpoint, model: Any, folder: Path) -> "_Caches":
         import transformers
 
         facts = {
@@ -173,7 +173,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         self._encoder = Encoder(self)
         self._answerer = Answerer(model, self.max_length, how.batch_size)
         self._folder, self._how = target.folder, how
-        self._kept = _Kept.of(target, model, folder)
+        self._kept = _Caches.of(target, model, folder)
         self._n_asked = self._n_kept = 0
         self._task = ""
         self.cached = cache.Cached()
@@ -273,7 +273,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
             return found
         self._count(len(windows), 0)
         counts = [len(window.continuation) for window in windows]
-        beside = _Beside(is_text, counts)
+        beside = _SpecialTokens(is_text, counts)
         recorder = compared = None
         if self._kept.is_source:
             recorder = divergence.Recorder(is_text)
