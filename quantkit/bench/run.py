@@ -50,7 +50,7 @@ class _How:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Outputs:
     """Output written while further engines are still to run."""
 
     logs: Path | None = None
@@ -67,10 +67,10 @@ def engine_run(
     plan: Plan,
     progress: Progress,
     direct: bool = False,
-    kept: Kept | None = None,
+    kept: Outputs | None = None,
 ) -> Bench:
     """Start an engine for every model and setting, measure, stop it. A refusal is a result too."""
-    kept, how = kept or Kept(), _How(plan, progress, direct)
+    kept, how = kept or Outputs(), _How(plan, progress, direct)
     found = _Found([], [], set())
     more: dict[str, object] = {"engine_arguments": list(program.arguments)}
     if program.environment:

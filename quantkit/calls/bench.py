@@ -170,7 +170,7 @@ class Measuring:
             list(engine.arguments),
             engine.start_timeout,
         )
-        kept = run.Kept()
+        kept = run.Outputs()
         if self.out is not None:
-            kept = run.Kept(files.log_folder(self.out), partial(files.write, out=self.out))
+            kept = run.Outputs(files.log_folder(self.out), partial(files.write, out=self.out))
         return run.engine_run(program, served, grid, plan, progress, engine.offline, kept)
