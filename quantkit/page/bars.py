@@ -105,7 +105,7 @@ def _bar(across: Scale, item: Bar, y: float, mark: str) -> Markup:
         told += f"; {mark}: {axis.show(item.mark)}"
         x = across(item.mark)
         drawn.append(svg.line(x, y - 4, x, y + BAR + 4, "bar-mark"))
-    return svg.told(told, *drawn)
+    return svg.with_tooltip(told, *drawn)
 
 
 def _summary(items: Sequence[Bar], axis: Axis) -> str:

@@ -70,7 +70,7 @@ def _draw(
         for x, column in enumerate(columns):
             value = values[y][x]
             drawn.append(
-                svg.told(
+                svg.with_tooltip(
                     f"{row}, {column}: {axis.show(value)}",
                     _cell(left + x * cell_width, place, cell_width, cell_height, value, shades),
                 )

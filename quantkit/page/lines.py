@@ -51,7 +51,7 @@ def _draw(width: int, title: str, series: Sequence[Series], x: Axis, y: Axis) ->
             drawn.append(svg.element("path", d=svg.path(places), class_=class_))
         for (a, b), place in zip(points, places, strict=True):
             told = f"{one.name}: {x.label} {x.show(a)}, {y.label} {y.show(b)}"
-            drawn.append(svg.told(told, svg.marker(number, *place, 3.5)))
+            drawn.append(svg.with_tooltip(told, svg.marker(number, *place, 3.5)))
     names = ", ".join(one.name for one in series)
     summary = f"{y.label} against {x.label}: {names}."
     return svg.drawing(plane.width, plane.height, title, summary, *drawn)

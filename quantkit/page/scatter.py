@@ -81,7 +81,7 @@ def _point(plane: Plane, point: Point, series: int) -> Markup:
         class_ = f"error series-{series % len(svg.SHAPES) + 1}"
         drawn.append(svg.line(x, low, x, high, class_))
         drawn += [svg.line(x - 4, end, x + 4, end, class_) for end in (low, high)]
-    return svg.told(told, *drawn, svg.marker(series, x, y))
+    return svg.with_tooltip(told, *drawn, svg.marker(series, x, y))
 
 
 def _names(plane: Plane, points: Sequence[Point]) -> list[Markup]:

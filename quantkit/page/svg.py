@@ -43,7 +43,7 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
     return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
 
 
-def told(tooltip: str, *children: Markup, class_: str | None = None) -> Markup:
+def with_tooltip(tooltip: str, *children: Markup, class_: str | None = None) -> Markup:
     """Some marks that show their exact values on hover."""
     return element("g", element("title", tooltip), *children, class_=class_)
 
