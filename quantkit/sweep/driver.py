@@ -159,7 +159,7 @@ def read_plan(place: Place) -> tuple[Graph, dict[str, Any]]:
             plain_name(step.name)
         return Graph.of(steps), data["spec"]
     except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"{place.told(SWEEP)} is damaged; run the sweep again") from error
+        raise StorageError(f"{place.path_of(SWEEP)} is damaged; run the sweep again") from error
 
 
 def _write_plan(place: Place, prepared: Prepared) -> None:

@@ -39,7 +39,7 @@ class Holder:
         """Whether it was a process of this machine that no longer exists."""
         return self.host == _host() and not _is_running(self.pid)
 
-    def told(self) -> str:
+    def description(self) -> str:
         """The holder in words."""
         when = time.strftime("%H:%M:%S", time.localtime(self.expires))
         return f"process {self.pid} on {self.host.partition(' ')[0]}, whose lease ends at {when}"
@@ -86,7 +86,7 @@ class Lease:
         number, holder = current(self._place)
         if holder is not None and holder.expires > self._clock() and not holder.is_gone:
             raise StorageError(
-                f"{self._place.address} belongs to another driver: {holder.told()}; wait for it "
+                f"{self._place.address} belongs to another driver: {holder.description()}; wait for it "
                 "to end, or choose another --out"
             )
         self._number = number + 1
@@ -138,7 +138,7 @@ def current(place: Place) -> tuple[int, Holder | None]:
     try:
         return max(numbers), Holder(**parse_json(content))
     except (ValueError, TypeError) as error:
-        name = place.told(_name(max(numbers)))
+        name = place.path_of(_name(max(numbers)))
         raise StorageError(
             f"{name} is not a lease file; remove it if no driver is running"
         ) from error

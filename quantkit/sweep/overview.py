@@ -121,10 +121,10 @@ def _model(place: Place, step: Step, record: Record, made: Mapping[str, Record])
     for entry in document.candidates:
         if (found := made.get(entry.digest)) is not None:
             where = f"{FOLDER}/{found.step}/{found.folder}/{CHECKPOINT}"
-            checkpoints[entry.name] = place.told(where)
+            checkpoints[entry.name] = place.path_of(where)
     return ModelReport(step.title, document, parse_json(gate) if gate else None, checkpoints)
 
 
 def _last_log(place: Place, step: str) -> str:
     logs = sorted(place.names(f"{LOGS}/{step}"), key=lambda name: (len(name), name))
-    return place.told(f"{LOGS}/{step}/{logs[-1]}") if logs else ""
+    return place.path_of(f"{LOGS}/{step}/{logs[-1]}") if logs else ""

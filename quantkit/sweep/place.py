@@ -52,7 +52,7 @@ class Place:
         found = self._fs.protocol
         return str(found if isinstance(found, str) else found[0])
 
-    def told(self, name: str = "") -> str:
+    def path_of(self, name: str = "") -> str:
         """A file's address, for messages."""
         return f"{self.address.rstrip('/')}/{name}" if name else self.address
 
@@ -203,16 +203,16 @@ class Place:
             raise
         except PermissionError as error:
             raise StorageError(
-                f"no permission to {verb} {self.told(name)}; check the account, or choose another "
+                f"no permission to {verb} {self.path_of(name)}; check the account, or choose another "
                 "--out"
             ) from error
         except FileNotFoundError as error:
             raise StorageError(
-                f"{self.told(name)} is not there: {error}; check the name of the bucket or folder"
+                f"{self.path_of(name)} is not there: {error}; check the name of the bucket or folder"
             ) from error
         except Exception as error:  # bucket libraries have their own errors
             first = next(iter(str(error).splitlines()), type(error).__name__)
-            raise StorageError(f"cannot {verb} {self.told(name)}: {first}") from error
+            raise StorageError(f"cannot {verb} {self.path_of(name)}: {first}") from error
 
 
 @contextmanager

@@ -187,19 +187,21 @@ def faults(place: Place, record: Record, largest: int | None = SMALL) -> list[st
     """What is wrong with a result; files above `largest` bytes are judged by their size."""
     base = f"{FOLDER}/{record.step}"
     if not record.is_sound():
-        return [f"{place.told(base)}/{RECORD} was changed after it was written"]
+        return [f"{place.path_of(base)}/{RECORD} was changed after it was written"]
     sizes = place.sizes(f"{base}/{record.folder}", record.files)
     found = []
     for name, file in record.files.items():
         path = f"{base}/{record.folder}/{name}"
         if name not in sizes:
-            found.append(f"{place.told(path)} is missing")
+            found.append(f"{place.path_of(path)} is missing")
         elif sizes[name] != file.size_bytes:
-            found.append(f"{place.told(path)} has {sizes[name]:,} bytes, not {file.size_bytes:,}")
+            found.append(
+                f"{place.path_of(path)} has {sizes[name]:,} bytes, not {file.size_bytes:,}"
+            )
         elif (largest is None or file.size_bytes <= largest) and (
             _sha256(place, path) != file.sha256
         ):
-            found.append(f"{place.told(path)} changed after it was written: its digest differs")
+            found.append(f"{place.path_of(path)} changed after it was written: its digest differs")
     return found
 
 
@@ -239,10 +241,10 @@ def materialise(place: Place, record: Record, scratch: Path) -> Path:
         if path.is_file() and sha256_of(path) == file.sha256:
             continue
         if not place.fetch(f"{base}/{name}", path):
-            raise Tampered(record.step, f"{place.told(base)}/{name} is missing")
+            raise Tampered(record.step, f"{place.path_of(base)}/{name} is missing")
         if sha256_of(path) != file.sha256:
             raise Tampered(
                 record.step,
-                f"{place.told(base)}/{name} changed after it was written: its digest differs",
+                f"{place.path_of(base)}/{name} changed after it was written: its digest differs",
             )
     return target

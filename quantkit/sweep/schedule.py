@@ -38,7 +38,7 @@ def read_state(place: Place) -> dict[str, Any]:
     except ValueError:
         state = None
     if not isinstance(state, dict):
-        raise StorageError(f"{place.told(STATE)} is damaged; remove it, or run the sweep again")
+        raise StorageError(f"{place.path_of(STATE)} is damaged; remove it, or run the sweep again")
     return state
 
 
@@ -90,7 +90,7 @@ def look(graph: Graph, place: Place) -> Plan:
         if wrong := result.faults(place, record):
             remade[name] = wrong[0]
         elif record.digest != graph.steps[name].digest or record.step != name:
-            remade[name] = f"{place.told(name)} is the result of another step"
+            remade[name] = f"{place.path_of(name)} is the result of another step"
         else:
             records[name] = record
     return Plan(records, remade)
@@ -251,7 +251,7 @@ class Run:
         times = f"{number} attempt{'s' * (number > 1)}"
         self.progress.note(
             f"{step.kind} {step.title}: given up after {times}: {outcome.error}; "
-            f"see {self.place.told(log)}"
+            f"see {self.place.path_of(log)}"
         )
         self._give_up_followers(step.name)
         self._ended(step.name)

@@ -95,7 +95,7 @@ def status(place: Place, check: bool = False) -> Status:
     for name in state.get("failed", []):
         if name in given_up:
             number = state.get("tries", {}).get(name, 1)
-            logs[name] = place.told(log_name(name, number))
+            logs[name] = place.path_of(log_name(name, number))
     return Status(
-        tuple(lines), holder.told() if holder else "", running, given_up, logs, tuple(faults)
+        tuple(lines), holder.description() if holder else "", running, given_up, logs, tuple(faults)
     )
