@@ -27,7 +27,7 @@ class Advice:
         if choice.recipe is None:
             return choice.notes
         first = (
-            f"Mixed formats in {choice.budget.told}: {choice.bits:.2f} bits per weight, predicted "
+            f"Mixed formats in {choice.budget.description}: {choice.bits:.2f} bits per weight, predicted "
             f"KL {choice.allocation.cost:.3g} (`quantize --fit ... --mixed` makes it)."
         )
         more = one_percent_more(choice)

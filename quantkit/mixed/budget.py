@@ -54,7 +54,7 @@ class Budget:
         return f"mixed-{gib(self.size_bytes).replace(' ', '')}"
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The budget in words."""
         if self.words:
             return self.words
@@ -166,7 +166,7 @@ def _chosen(table: Table, budget: Budget, target: Target) -> Choice:
     choice = Choice(table, budget, found, made)
     if made is None:
         choice.notes.append(
-            f"{budget.told} leave room for all of {table.model} in 16 bits: nothing to quantise"
+            f"{budget.description} leave room for all of {table.model} in 16 bits: nothing to quantise"
         )
     return choice
 
@@ -184,7 +184,7 @@ def _too_small(table: Table, budget: Budget, target: Target, smallest: int) -> H
     made = target.recipe(table, choice, budget.label, "smallest")
     size = target.file_bytes(made)
     return HardwareError(
-        f"{budget.told} are not enough for {table.model} in {', '.join(table.formats[:-1])}: the "
+        f"{budget.description} are not enough for {table.model} in {', '.join(table.formats[:-1])}: the "
         f"smallest that works is {bits:.3f} bits per weight, {gib(size)} ({size} bytes) of files"
     )
 
@@ -213,7 +213,7 @@ def comments(choice: Choice) -> list[str]:
     cost = "predicted KL" if weighted else "sum of relative output errors"
     total = sum(choice.counts.values())
     lines = [
-        f"Chosen for {choice.budget.told} from the table of {table.model}, calibrated on "
+        f"Chosen for {choice.budget.description} from the table of {table.model}, calibrated on "
         f"{table.calibration}:",
         f"{choice.bits:.3f} bits per weight, {cost} {found.cost:.3g}"
         + (" nats per token" if weighted else "")

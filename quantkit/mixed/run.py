@@ -158,7 +158,7 @@ def quantize(
     if choice.recipe is None:
         shutil.rmtree(aside, ignore_errors=True)
         return Made(choice)
-    run.progress.note(told(choice))
+    run.progress.note(summary(choice))
     beside = {
         recipe_file.FILE: recipe_file.text(choice.recipe, budgets.comments(choice)),
         FILE: table.text(),
@@ -169,7 +169,7 @@ def quantize(
     return Made(choice, made)
 
 
-def told(choice: Choice) -> str:
+def summary(choice: Choice) -> str:
     """One line on what was chosen."""
     shares = ", ".join(f"{name} {n}" for name, n in unit_counts(choice).items())
     return (
