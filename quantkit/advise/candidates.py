@@ -160,7 +160,7 @@ class Question:
     """From a report of this model, by recipe."""
     measured: Measurements | None = None
     """Speeds that replace estimates where GPU and load match."""
-    beside: Callable[[Split, Format], Extras] = no_extras
+    extras: Callable[[Split, Format], Extras] = no_extras
     """What else occupies each of the GPUs that share a format this way: a draft, adapters."""
     limits: Limits = NO_LIMITS
     shared_prefix: int = 0
@@ -362,13 +362,13 @@ def _no_way(question: Question, format: Format) -> str:
 def _shared(question: Question, candidate: Candidate, made: work.Work, split: Split) -> Candidate:
     """A candidate with one particular split."""
     shape, format, gpu = question.catalogue.shape, candidate.format, candidate.gpu
-    load, beside = candidate.load, question.beside(split, format)
+    load, extras = candidate.load, question.extras(split, format)
     if question.shared_prefix:
-        beside = replace(beside, shared_tokens=question.shared_prefix)
+        extras = replace(extras, shared_tokens=question.shared_prefix)
     wanted = sizing.SizingRequest(
         shape, format.recipe, gpu, candidate.count, question.context, question.users,
         question.traffic, split, format.kv_bits, format.engine == "llama.cpp",
-        question.utilisation, beside,
+        question.utilisation, extras,
     )  # fmt: skip
     size, fit = sizing.fitted(wanted)
     if not fit.fits and question.host is not None:

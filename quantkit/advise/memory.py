@@ -133,7 +133,7 @@ class Serving:
     """By default those of the recipe."""
     engine: Engine | None = None
     """By default the one that suits GPU and format."""
-    beside: Extras = field(default_factory=Extras)
+    extras: Extras = field(default_factory=Extras)
     split: Split | None = None
     """By default the usual one for that many GPUs."""
 
@@ -150,7 +150,7 @@ def fits(
     """Memory use of a model in a recipe's format, or unquantised, on `count` such GPUs."""
     serving = serving or Serving()
     utilisation, kv_bits, engine = serving.utilisation, serving.kv_bits, serving.engine
-    beside, split = serving.beside, serving.split
+    extras, split = serving.extras, serving.split
     if min(count, context, users) < 1 or not 0 < utilisation <= 1:
         raise ValueError("GPUs, context and users start at 1; utilisation is in (0, 1]")
     if kv_bits is None:
@@ -171,7 +171,7 @@ def fits(
     )
     talk = talk_bytes(engine, gpu, split)
     # llama.cpp's slots share nothing.
-    shared = 0 if by_layers else min(beside.shared_tokens, context - 1)
+    shared = 0 if by_layers else min(extras.shared_tokens, context - 1)
     shared -= shared % engine.page_tokens
     own = context - shared
     pages = -(-own // engine.page_tokens) * engine.page_tokens
@@ -180,12 +180,12 @@ def fits(
     last = len(users_bytes) - 1
     room = []
     for stage, weights in enumerate(parallel.stage_bytes(shape, recipe, split)):
-        held = weights + beside.fixed_bytes
+        held = weights + extras.fixed_bytes
         taken = overhead_bytes(shape, engine, split.tensor, by_layers, has_head=stage == last)
         taken += talk
         # Next to nothing if all layers reuse other layers' keys.
-        user = max(1, users_bytes[stage] + pages * beside.token_bytes)
-        once = shared_bytes[stage] + shared * beside.token_bytes
+        user = max(1, users_bytes[stage] + pages * extras.token_bytes)
+        once = shared_bytes[stage] + shared * extras.token_bytes
         room.append((max(0, usable - held - taken - once), user, held, taken, once))
     left, user, weights, overhead, once = min(
         room, key=lambda one: (one[0] / one[1], -one[2] - one[3])
@@ -193,11 +193,11 @@ def fits(
     served = left // user
     problem = parallel.obstacle(shape, recipe, split)
     if not problem and weights + overhead + once > usable:
-        named = {"draft model": beside.draft_bytes, "LoRA adapters": beside.adapter_bytes}
+        named = {"draft model": extras.draft_bytes, "LoRA adapters": extras.adapter_bytes}
         named["shared prefix"] = once
         more = "".join(f", the {name} {n / GIB:.1f} GiB" for name, n in named.items() if n)
         problem = (
-            f"weights take {(weights - beside.fixed_bytes) / GIB:.1f} GiB{more} and the engine "
+            f"weights take {(weights - extras.fixed_bytes) / GIB:.1f} GiB{more} and the engine "
             f"{overhead / GIB:.1f} GiB of the {usable / GIB:.1f} GiB that it may use"
         )
     elif not problem and served < users:
@@ -216,10 +216,10 @@ def fits(
         user_bytes=user,
         users=served,
         kv_tokens=shared + left * own // user,
-        model_bytes=weights - beside.fixed_bytes,
-        draft_bytes=beside.draft_bytes,
-        adapter_bytes=beside.adapter_bytes,
-        draft_user_bytes=pages * beside.token_bytes,
+        model_bytes=weights - extras.fixed_bytes,
+        draft_bytes=extras.draft_bytes,
+        adapter_bytes=extras.adapter_bytes,
+        draft_user_bytes=pages * extras.token_bytes,
         shared_bytes=once,
     )
 

@@ -148,7 +148,7 @@ class _Layout:
         share = usable_share(wanted.gpu, wanted.utilisation)
         self.usable = count * int(wanted.gpu.usable_bytes * share)
         self.overhead = count * memory.overhead_bytes(shape, engine, 1, by_layers=True)
-        self.overhead += count * wanted.beside.fixed_bytes
+        self.overhead += count * wanted.extras.fixed_bytes
 
     def _has_room(self, gpu_bytes: int, user: int) -> bool:
         users = self.wanted.users or 1

@@ -44,7 +44,7 @@ class SizingRequest:
     is_gguf: bool = False
     """Whether llama.cpp serves it."""
     utilisation: float = UTILISATION
-    beside: Extras = NOTHING
+    extras: Extras = NOTHING
     """What else occupies each GPU."""
 
 
@@ -114,14 +114,14 @@ def size_of(wanted: SizingRequest, is_reduced: bool = False) -> Size:
             usable_share(wanted.gpu, wanted.utilisation),
             wanted.kv_bits,
             memory.LLAMA_CPP if wanted.is_gguf else engine,
-            wanted.beside or memory.Extras(),
+            wanted.extras or memory.Extras(),
             wanted.split,
         ),
     )
     if wanted.is_gguf:
         sequences = min(fit.users, wanted.users or profile.slots)
     else:
-        shared = min(wanted.beside.shared_tokens, context - 1)
+        shared = min(wanted.extras.shared_tokens, context - 1)
         shared -= shared % memory.VLLM.page_tokens
         own = (fit.kv_tokens - shared) / ((context - shared) * profile.filled)
         sequences = min(max(1, int(own)), most)

@@ -48,7 +48,7 @@ class Draft:
         """Path of the draft model."""
         return "" if self.target is None else self.target.path
 
-    def beside(self, count: int, kv_bits: int = 16) -> Extras:
+    def extras(self, count: int, kv_bits: int = 16) -> Extras:
         """Its memory per GPU; vLLM keeps its cache in the target's dtype."""
         if self.target is None:
             return Extras()
@@ -70,8 +70,8 @@ class Draft:
             key = f"draft {own.name}"
             if key not in shape.made:
                 shape.made[key] = work.of(shape, own)
-            beside = Case(shape, shape.made[key], own, case.gpu, Split(case.split.tensor))
-            return speed.gpu_seconds(beside, users, 1, depth, end)
+            drafting = Case(shape, shape.made[key], own, case.gpu, Split(case.split.tensor))
+            return speed.gpu_seconds(drafting, users, 1, depth, end)
         # A head is about one layer, and samples through the model's own output layer.
         layer = case.work.read.dense / max(1, int(case.shape.config["num_hidden_layers"]))
         size = (self.size_bytes or layer) / case.shared

@@ -169,11 +169,11 @@ def make(target: Target, demand: Demand, size: Size | None = None) -> Plan:
     return Plan(engine, target, demand, size, flags, tuple(notes))
 
 
-def beside(
+def extras(
     shape: ModelShape, draft: Draft | None, adapters: Loras, split: Split, kv_bits: int = 16
 ) -> Extras:
     """Memory of a draft and adapters on each of the GPUs that share a model."""
-    taken = Extras() if draft is None else draft.beside(split.tensor, kv_bits)
+    taken = Extras() if draft is None else draft.extras(split.tensor, kv_bits)
     return replace(taken, adapter_bytes=loras.size_bytes(shape, adapters, split))
 
 
@@ -291,7 +291,7 @@ def _wanted(
         kv_bits,
         target.is_gguf,
         demand.utilisation,
-        beside(target.shape, demand.draft, demand.adapters, split, kv_bits),
+        extras(target.shape, demand.draft, demand.adapters, split, kv_bits),
     )
 
 

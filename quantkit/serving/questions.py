@@ -207,9 +207,9 @@ def _question(asked: Query, model: _Model, guess: Draft | None) -> Question:
     of_model = model.shape
     constraint = asked.constraint
 
-    def beside(split: Split, format: Format) -> Extras:
+    def extras(split: Split, format: Format) -> Extras:
         own = None if guess is None else guess.made_for(format)
-        return plans.beside(of_model, own, asked.adapters, split, format.kv_bits)
+        return plans.extras(of_model, own, asked.adapters, split, format.kv_bits)
 
     context = min(CONTEXT, context_of(of_model.config)) if asked.context is None else asked.context
     return Question(
@@ -223,7 +223,7 @@ def _question(asked: Query, model: _Model, guess: Draft | None) -> Question:
         objective=asked.objective or "latency",
         min_quality=MIN_QUALITY if asked.min_quality is None else asked.min_quality,
         qualities=model.qualities,
-        beside=beside,
+        extras=extras,
         profile=asked.profile,
         limits=asked.limits,
         shared_prefix=asked.shared_prefix,

@@ -203,12 +203,13 @@ class Place:
             raise
         except PermissionError as error:
             raise StorageError(
-                f"no permission to {verb} {self.path_of(name)}; check the account, or choose another "
-                "--out"
+                f"no permission to {verb} {self.path_of(name)}; check the account, or choose "
+                "another --out"
             ) from error
         except FileNotFoundError as error:
             raise StorageError(
-                f"{self.path_of(name)} is not there: {error}; check the name of the bucket or folder"
+                f"{self.path_of(name)} is not there: {error}; check the name of the bucket or "
+                "folder"
             ) from error
         except Exception as error:  # bucket libraries have their own errors
             first = next(iter(str(error).splitlines()), type(error).__name__)

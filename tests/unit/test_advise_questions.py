@@ -85,7 +85,7 @@ def test_the_cache_of_a_draft_is_in_fp8_where_the_targets_is():
     small = questions._draft(
         Query(("8B",), (), drafting=Drafting("1B")), questions._Model("8B", shape.of("8B"))
     )
-    assert small.beside(1, 8).token_bytes * 2 == small.beside(1, 16).token_bytes
+    assert small.extras(1, 8).token_bytes * 2 == small.extras(1, 16).token_bytes
     found = ask("8B", "L40S", drafting=Drafting("1B", "0.7"))
     by_name = {c.format.name: c.fit for c in found.found[0].candidates if c.fit}
     full, half = by_name["fp8-dynamic"], by_name["fp8-dynamic+kv-fp8"]

@@ -169,7 +169,7 @@ def test_a_draft_of_another_vocabulary_is_refused():
         draft.parse(str(resources.DEMO_MODEL), target.planned(MODEL, None, "out"))
     demo = target.open_target(resources.DEMO_MODEL)
     found = draft.parse(str(resources.DEMO_MODEL), demo)
-    assert found.target.shape.size_bytes == found.beside(1).fixed_bytes
+    assert found.target.shape.size_bytes == found.extras(1).fixed_bytes
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_heads_are_told_apart(tmp_path, architecture, kind):
         draft.parse(f"eagle:{tmp_path}", wanted)
     (tmp_path / "model.safetensors").write_bytes(bytes(1000))
     found = draft.parse(f"eagle:{tmp_path}", wanted)
-    assert (found.kind, found.beside(1).fixed_bytes) == (kind, 1000)
+    assert (found.kind, found.extras(1).fixed_bytes) == (kind, 1000)
 
 
 def adapter(folder, rank):
@@ -277,7 +277,7 @@ def test_what_lies_beside_is_taken_from_the_cache():
     gpu = gpus.find("L40S")
     plain = memory.fits(MODEL, None, gpu)
     beside = memory.fits(
-        MODEL, None, gpu, serving=memory.Serving(beside=memory.Extras(1 << 30, 1 << 10))
+        MODEL, None, gpu, serving=memory.Serving(extras=memory.Extras(1 << 30, 1 << 10))
     )
     assert plain.kv_bytes - beside.kv_bytes == 1 << 30
     assert beside.user_bytes - plain.user_bytes == 8192 << 10

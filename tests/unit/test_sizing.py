@@ -139,9 +139,9 @@ def test_a_page_without_either_has_no_such_column():
 
 
 def test_what_does_not_fit_names_its_parts():
-    beside = memory.Extras(draft_bytes=3 << 30, adapter_bytes=1 << 30)
+    extras = memory.Extras(draft_bytes=3 << 30, adapter_bytes=1 << 30)
     fit = memory.fits(
-        shape.of("8B"), None, gpus.find("RTX 3060"), serving=memory.Serving(beside=beside)
+        shape.of("8B"), None, gpus.find("RTX 3060"), serving=memory.Serving(extras=extras)
     )
     assert "the draft model 3.0 GiB, the LoRA adapters 1.0 GiB and the engine" in fit.reason
 

@@ -42,7 +42,7 @@ def install(monkeypatch):
     version = metadata.version
 
     def pretend(package: str, wanted: str) -> None:
-        def path_of(name: str) -> str:
+        def told(name: str) -> str:
             return wanted if name == package else version(name)
 
         monkeypatch.setattr(metadata, "version", told)
