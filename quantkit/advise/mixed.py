@@ -27,8 +27,8 @@ class Advice:
         if choice.recipe is None:
             return choice.notes
         first = (
-            f"Mixed formats in {choice.budget.description}: {choice.bits:.2f} bits per weight, predicted "
-            f"KL {choice.allocation.cost:.3g} (`quantize --fit ... --mixed` makes it)."
+            f"Mixed formats in {choice.budget.description}: {choice.bits:.2f} bits per weight, "
+            f"predicted KL {choice.allocation.cost:.3g} (`quantize --fit ... --mixed` makes it)."
         )
         more = one_percent_more(choice)
         return [first, *([more] if more else []), *choice.notes]

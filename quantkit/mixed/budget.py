@@ -166,7 +166,8 @@ def _chosen(table: Table, budget: Budget, target: Target) -> Choice:
     choice = Choice(table, budget, found, made)
     if made is None:
         choice.notes.append(
-            f"{budget.description} leave room for all of {table.model} in 16 bits: nothing to quantise"
+            f"{budget.description} leave room for all of {table.model} in 16 bits: nothing to "
+            "quantise"
         )
     return choice
 
@@ -184,8 +185,8 @@ def _too_small(table: Table, budget: Budget, target: Target, smallest: int) -> H
     made = target.recipe(table, choice, budget.label, "smallest")
     size = target.file_bytes(made)
     return HardwareError(
-        f"{budget.description} are not enough for {table.model} in {', '.join(table.formats[:-1])}: the "
-        f"smallest that works is {bits:.3f} bits per weight, {gib(size)} ({size} bytes) of files"
+        f"{budget.description} are not enough for {table.model} in {', '.join(table.formats[:-1])}: "
+        f"the smallest that works is {bits:.3f} bits per weight, {gib(size)} ({size} bytes) of files"
     )
 
 

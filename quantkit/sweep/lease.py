@@ -86,8 +86,8 @@ class Lease:
         number, holder = current(self._place)
         if holder is not None and holder.expires > self._clock() and not holder.is_gone:
             raise StorageError(
-                f"{self._place.address} belongs to another driver: {holder.description()}; wait for "
-                "it to end, or choose another --out"
+                f"{self._place.address} belongs to another driver: {holder.description()}; wait "
+                "for it to end, or choose another --out"
             )
         self._number = number + 1
         if not self._place.create(_name(self._number), _content(self._mine)):
