@@ -184,9 +184,10 @@ def _too_small(table: Table, budget: Budget, target: Target, smallest: int) -> H
     bits = 8 * smallest / table.n_weights
     made = target.recipe(table, choice, budget.label, "smallest")
     size = target.file_bytes(made)
+    listed = ", ".join(table.formats[:-1])
     return HardwareError(
-        f"{budget.description} are not enough for {table.model} in {', '.join(table.formats[:-1])}: "
-        f"the smallest that works is {bits:.3f} bits per weight, {gib(size)} ({size} bytes) of files"
+        f"{budget.description} are not enough for {table.model} in {listed}: the smallest that "
+        f"works is {bits:.3f} bits per weight, {gib(size)} ({size} bytes) of files"
     )
 
 
