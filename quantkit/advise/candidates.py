@@ -215,7 +215,7 @@ class Question:
             raise AdviceError(f"{asked} takes {needed}, and --count says {self.count}")
         if constraint.has_whole_experts and not parallel.n_experts(shape):
             raise AdviceError(
-                f"{shape.label} is not a mixture of experts, so there is nothing to place by "
+                f"{shape.label} is not a MoE model, so there is nothing to place by "
                 "expert; "
                 "leave out --expert-parallel"
             )

@@ -29,7 +29,7 @@ def three_way(check: Check, figure: Figure, bound: Bound, case: Case) -> Check:
             bound,
             case.shortage(figure),
             f"the report has no interval of {name} for {candidate}, which `confidence` needs: "
-            "report it from scores that have their answers beside them, with five documents or "
+            "report it from scores with their answers next to them, with five documents or "
             "more; intervals of more than 95% need a report of this version, and end at 99.9%",
         )
 

@@ -30,7 +30,7 @@ def mixed_predictions() -> str:
         for name, entry in models()
         for bits, found in entry["mixtures"].items()
     ]
-    head = ["", "mixtures of", "n:", "predicted KL:", "squared error:", "relative error:"]
+    head = ["", "random mixes at", "n:", "predicted KL:", "squared error:", "relative error:"]
     return table(head, rows)
 
 
