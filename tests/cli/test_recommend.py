@@ -176,7 +176,7 @@ def test_a_report_replaces_published_figures(run_cli, config):
         (["8B", "--gpu", "L4", "--gpu-hour", "-1"], 2, "is below 0"),
         (["8B", "--gpu", "L4", "--tensor-parallel", "0"], 2, "--tensor-parallel: 0 is below 1"),
         (["8B", "--gpu", "L4", "--count", "2", "--tensor-parallel", "4"], 3, "--count says 2"),
-        (["8B", "--gpu", "L4", "--count", "2", "--expert-parallel"], 3, "not a mixture of experts"),
+        (["8B", "--gpu", "L4", "--count", "2", "--expert-parallel"], 3, "not a MoE model"),
         (["8B", "--gpu", "L4", "--report", str(PUBLISHED)], 3, "only a size"),
         (["7", "--gpu", "L4"], 3, "there is no 7"),
         (["/no/such/folder", "--gpu", "L4"], 3, "there is no /no/such/folder"),

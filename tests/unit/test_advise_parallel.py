@@ -373,7 +373,7 @@ def test_one_line_tells_how_gpus_share_the_answer():
         ({"constraint": SplitConstraint(tensor=0)}, "start at 1"),
         (
             {"count": 2, "constraint": SplitConstraint(has_whole_experts=True)},
-            "not a mixture of experts",
+            "not a MoE model",
         ),
     ],
 )
