@@ -34,6 +34,8 @@ from quantkit.quiet import only_errors
 ENOUGH = 8
 """Candidate text to read, as a multiple of the set's size."""
 CHARACTERS_PER_TOKEN = 4
+ROWS_AHEAD = 128
+"""Rows whose texts are encoded at once: enough for all cores, few enough to keep in memory."""
 JUST_OVER = 8
 """Rows that exceed a sample by at most 1/8 would fit whole into a slightly longer one."""
 MANY_OVER = 0.1
@@ -209,6 +211,8 @@ def _render(
     for index, source in enumerate(gathered):
         rng = random.Random(f"{seed} {source.name}")
         for place, row in enumerate(source.rows):
+            if place % ROWS_AHEAD == 0:
+                renderer.encode_ahead(source.rows[place : place + ROWS_AHEAD])
             try:
                 pieces = renderer.pieces(row, rng, folders[index])
             except TooLong as error:

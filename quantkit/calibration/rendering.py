@@ -64,6 +64,7 @@ class Renderer:
         self._plain = chat == "plain"
         self.vision: Vision | None = None
         """The model's processor, if chats have images that it may use."""
+        self._ahead: dict[str, list[int]] = {}
 
     @cached_property
     def has_template(self) -> bool:
@@ -77,6 +78,20 @@ class Renderer:
                 f"{row.place} is a chat and this model's tokenizer has no chat template; "
                 "use a model that has one, or `chat: plain` in the set's file"
             )
+
+    def encode_ahead(self, rows: Sequence[Row]) -> None:
+        """Encode the texts of some rows at once, on all cores; `pieces` finds them."""
+        if not getattr(self._tokenizer, "is_fast", False):
+            return
+        texts = [
+            row.text
+            for row in rows
+            if row.kind == "text"
+            and len(row.text) <= MAX_WINDOWS * CHARACTERS_PER_TOKEN * self._room
+        ]
+        if texts:
+            encoded = self._tokenizer(texts, add_special_tokens=False, verbose=False)
+            self._ahead = dict(zip(texts, encoded["input_ids"], strict=True))
 
     def pieces(self, row: Row, rng: random.Random, folder: Path = Path()) -> list[Piece]:
         """The row's tokens in one or more pieces; its images are in `folder`."""
@@ -129,15 +144,22 @@ class Renderer:
         # A tokenizer that encodes text differently beside special tokens is used without them.
         return ([], []) if at is None else (whole[:at], whole[at + len(bare) :])
 
+    @property
+    def _room(self) -> int:
+        """Tokens of a sample, without those that the tokenizer puts around a text."""
+        before, after = self._around
+        return max(1, self.length - len(before) - len(after))
+
     def _encode(self, text: str, special: bool) -> list[int]:
+        if not special and text in self._ahead:
+            return self._ahead[text]
         encoded = self._tokenizer(text, add_special_tokens=special, verbose=False)
         ids: list[int] = encoded["input_ids"]
         return ids
 
     def _windows(self, text: str, rng: random.Random) -> list[Piece]:
         """A whole text, or windows with random edges."""
-        before, after = self._around
-        room = max(1, self.length - len(before) - len(after))
+        (before, after), room = self._around, self._room
         excerpts = _excerpts(text, room * CHARACTERS_PER_TOKEN, rng)
         pieces = []
         for excerpt, is_last in excerpts:

@@ -1,35 +1,53 @@
-"""Imports transformers without the packages that quantising never uses: a third of the cost.
+"""Imports transformers without the packages that quantising never uses: half of the cost.
 
 transformers checks once whether a package is available and imports it if so: scikit-learn, with
 scipy and pandas, for a threshold of assisted generation; scipy for losses of detectors; torch's
-distributed tensors for models that are split over several processes. A command works in one process
-and uses none of these. The check is answered with no while the classes load, and only in processes
-of the command line: programs that import quantkit keep their transformers unchanged.
+distributed tensors for models that are split over several processes. torch does so with dill, and
+the hub's client with trio. A command works in one process and uses none of these. The check is
+answered with no while the classes load, and only in processes of the command line: programs that
+import quantkit keep their transformers unchanged.
+
+transformers also imports torch's compiler (a third of what is left) for decorators that speak to
+it, and one context manager. Nothing is compiled here, so while the classes load, a stand-in takes
+the compiler's place; whoever needs the real one later imports it as usual. And transformers reads
+the metadata of every installed package for a table of which package provides which module, of which
+it needs a few rows.
 """
 
 import gc
+import importlib.metadata
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from quantkit import launch
 
 LOADED = "transformers.generation.candidate_generator"
-HIDDEN = ("sklearn", "scipy")
+HIDDEN = ("sklearn", "scipy", "dill", "trio")
+COMPILER = "torch._dynamo"
+_is_lean = False
+DECORATORS = ("allow_in_graph", "assume_constant_result", "disable")
 
 
 def load() -> None:
     """Import transformers' classes, unless they are imported already."""
+    global _is_lean
     if LOADED in sys.modules:
         return
+    _is_lean = True
     was_on = gc.isenabled()
     gc.disable()  # imports are never freed
     try:
-        import torch
+        with _hidden(), _few_packages():
+            import torch
 
-        with _hidden():
-            _load(torch)
+            try:
+                with _stand_in(torch):
+                    _load(torch)
+            except (ImportError, AttributeError):  # it needs more of the compiler than is known
+                _load(torch)
     finally:
         gc.freeze()
         if was_on:
@@ -49,6 +67,9 @@ def _load(torch: Any) -> None:
     finally:
         torch.distributed.is_available = usual
     import transformers.generation.candidate_generator
+    import transformers.generation.utils
+    import transformers.masking_utils
+    import transformers.modeling_layers
     import transformers.modeling_utils  # noqa: F401
 
 
@@ -63,3 +84,79 @@ def _hidden() -> Iterator[None]:
     finally:
         for name in absent:
             sys.modules.pop(name, None)
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Build a model's modules, whose initialisation asks for torch's compiler, without it.
+
+    Only after `load`: other programs keep their torch unchanged.
+    """
+    if not _is_lean or COMPILER in sys.modules:
+        yield
+        return
+    import torch
+
+    with _stand_in(torch):
+        yield
+
+
+@contextmanager
+def _stand_in(torch: Any) -> Iterator[None]:
+    """What decorates functions for torch's compiler, in place of all of it."""
+    inner = f"{COMPILER}._trace_wrapped_higher_order_op"
+    if COMPILER in sys.modules:
+        yield
+        return
+    compiler, traced = ModuleType(COMPILER), ModuleType(inner)
+    compiler.__path__ = []
+    for name in DECORATORS:
+        setattr(compiler, name, _unchanged)
+    setattr(traced, "TransformGetItemToIndex", _real_transform)  # noqa: B010
+    sys.modules.update({COMPILER: compiler, inner: traced})
+    torch._dynamo = compiler
+    try:
+        yield
+    finally:
+        del sys.modules[COMPILER], sys.modules[inner], torch._dynamo
+
+
+def _unchanged(function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:
+    """A decorator, with or without options, that decorates nothing."""
+    return _unchanged if function is None else function
+
+
+def _real_transform() -> Any:
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    return TransformGetItemToIndex()
+
+
+class _Providers(dict[str, list[str]]):
+    """Names of the packages that provide a module, sought when they are asked for."""
+
+    def __init__(self, of_all: Callable[[], Any]) -> None:
+        super().__init__()
+        self._of_all: Callable[[], Any] | None = of_all
+
+    def get(self, module: str, default: Any = None) -> Any:
+        """The package of that name, or what a look at all packages finds."""
+        try:
+            importlib.metadata.distribution(module)
+        except importlib.metadata.PackageNotFoundError:
+            if self._of_all is not None:
+                self.update(self._of_all())
+                self._of_all = None
+            return super().get(module, default)
+        return [module]
+
+
+@contextmanager
+def _few_packages() -> Iterator[None]:
+    """No look at all installed packages before a module's own name does not find its package."""
+    usual = importlib.metadata.packages_distributions
+    importlib.metadata.packages_distributions = lambda: _Providers(usual)
+    try:
+        yield
+    finally:
+        importlib.metadata.packages_distributions = usual

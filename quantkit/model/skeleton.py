@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import SourceError
+from quantkit.model import lean_import
 from quantkit.model.headers import StoredTensor
 from quantkit.model.source import read_config
 from quantkit.quiet import only_errors
@@ -31,7 +32,11 @@ def skeleton(
 
     require_countable(folder)
     try:
-        with only_errors("transformers"), init_empty_weights(include_buffers=False):
+        with (
+            only_errors("transformers"),
+            init_empty_weights(include_buffers=False),
+            lean_import.without_compiler(),
+        ):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
             for part in (config, config.get_text_config()):
                 if hasattr(part, "quantization_config"):

@@ -51,11 +51,32 @@ def test_commands_load_no_package_that_they_do_not_use(tmp_path, command):
     (tmp_path / "rows.txt").write_text("All work and no play makes Jack a dull boy.\n" * 50)
     made = "import sys\nfrom quantkit.cli.main import main\n"
     made += f"main({[*command, '-o', 'out', '--quiet']!r})\n"
-    made += "print([name for name in ('scipy', 'sklearn', 'lm_eval') if name in sys.modules])\n"
+    heavy = ("scipy", "sklearn", "lm_eval", "torch._dynamo")
+    made += f"print([name for name in {heavy} if name in sys.modules])\n"
     line = [sys.executable, "-c", made]
     run = subprocess.run(line, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert (tmp_path / "out").is_dir()
     assert run.stdout.splitlines()[-1] == "[]"
+
+
+def test_what_was_left_out_while_transformers_loaded_is_there_for_whoever_needs_it():
+    made = """
+import sys
+from quantkit.model import lean_import
+lean_import.load()
+import importlib.metadata, torch, transformers
+from transformers import masking_utils
+from transformers.utils import import_utils
+print("torch._dynamo" in sys.modules)
+with masking_utils.TransformGetItemToIndex():
+    pass
+print(torch._dynamo.is_compiling(), torch.compiler.disable(len)([1]))
+print("numpy" in importlib.metadata.packages_distributions())
+print(import_utils.is_accelerate_available(), import_utils.is_flash_attn_2_available())
+"""
+    line = [sys.executable, "-c", made]
+    run = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", "False", "1", "True", "True", "False"]
 
 
 def test_checking_recipes_needs_no_torch():

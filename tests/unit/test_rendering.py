@@ -268,6 +268,17 @@ def test_windows_of_a_long_text_hold_all_of_its_tokens_once():
             assert inner.count(ENDS) == n_after  # at the end of the text alone
 
 
+def test_texts_that_are_encoded_ahead_become_the_same_pieces():
+    texts = ["where is the list " * n for n in (1, 3, 40, 3, 200)]
+    rows = [Row("s", "a:1", "text", text=said) for said in texts]
+    plain, ahead = (Renderer(tokenizer_with(None, "<s> $A"), 32) for _ in range(2))
+    ahead.encode_ahead(rows)
+    ahead._tokenizer = None  # whoever encodes again is found out
+    for row in rows:
+        one, two = (r.pieces(row, random.Random(0)) for r in (plain, ahead))
+        assert [piece.ids.tolist() for piece in one] == [piece.ids.tolist() for piece in two]
+
+
 def test_edges_of_windows_lie_at_random_places():
     tokenizer, row = tokenizer_with(None), Row("s", "a:1", "text", text=text(200, random.Random(1)))
     firsts = {len(rendered(tokenizer, row, 64, seed)[0].ids) for seed in range(40)}
