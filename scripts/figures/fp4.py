@@ -1,6 +1,7 @@
 """FP4 beside llm-compressor's, and 4-bit inputs beside their floor (benchmarks/fp4.py)."""
 
 import re
+from typing import Any
 
 from figures.regions import link, number, paragraph, region, result, table
 from quantkit.hardware.gpus import label
@@ -23,15 +24,22 @@ def fp4() -> str:
 @region
 def fp4_real() -> str:
     """The same on a real model, and what 4-bit inputs leave above their floor."""
-    rows = result("fp4-qwen-h200")["rows"]
-    floor = rows["floor of nvfp4"]["kl_mean"]
-    ours, theirs = (rows[name]["kl_mean"] - floor for name in ("nvfp4", "llmcompressor-NVFP4"))
+    rows, small = (result(name)["rows"] for name in ("fp4-qwen-h200", "fp4-demo-mxfp4-cpu"))
     wider = rows["w4afp8"]["perplexity"] / rows["gptq-w4a16"]["perplexity"] - 1
     more = paragraph(
-        f"Above its floor `nvfp4` has {ours / theirs:.0%} of the KL that llm-compressor's NVFP4 "
-        f"has. The perplexity of `w4afp8` is {wider:.1%} above that of `gptq-w4a16`."
+        f"Above its floor `nvfp4` has {_above_floor(rows, 'nvfp4'):.0%} of the KL that "
+        f"llm-compressor's NVFP4 has, and on the demo model `mxfp4` "
+        f"{_above_floor(small, 'mxfp4'):.0%} of its MXFP4's "
+        f"({link('recorded', 'fp4-demo-mxfp4-cpu')}). The perplexity of `w4afp8` is {wider:.1%} "
+        "above that of `gptq-w4a16`."
     )
     return f"{_told('fp4-qwen-h200')}\n\n{more}"
+
+
+def _above_floor(rows: dict[str, Any], name: str) -> float:
+    floor = rows[f"floor of {name}"]["kl_mean"]
+    ours, theirs = rows[name]["kl_mean"], rows[f"llmcompressor-{name.upper()}"]["kl_mean"]
+    return float((ours - floor) / (theirs - floor))
 
 
 @region
