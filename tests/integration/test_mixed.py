@@ -249,7 +249,7 @@ def test_the_command_line_shows_and_refuses(made, tmp_path, run_cli):
 def test_a_table_is_read_as_it_was_written(made):
     _, folder, table = made
     assert Table.read(folder) == table
-    page = (folder / "sensitivity.html").read_text()
+    page = (folder / "sensitivity.html").read_text().replace("<wbr>", "")
     assert "model.layers.0.mlp.gate_up_proj" in page
 
 
