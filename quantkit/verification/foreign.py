@@ -71,7 +71,7 @@ class _Files:
         """The layers that those hold."""
         return {layer for one in self.joint for layer in one.layers()}
 
-    def beside(self, module: str, part: str) -> StoredTensor | None:
+    def tensor(self, module: str, part: str) -> StoredTensor | None:
         return self.tensors.get(f"{module}.{part}")
 
 
@@ -174,7 +174,7 @@ def _tensor_faults(files: _Files) -> Iterator[str]:
             continue
         expected = _expected(files, module, part, *known.linears[module])
         for name, shapes in expected.items():
-            found = files.beside(module, name)
+            found = files.tensor(module, name)
             if found is None:
                 yield f"{module}.{name} is missing"
             elif shapes and found.shape not in shapes:
@@ -182,14 +182,14 @@ def _tensor_faults(files: _Files) -> Iterator[str]:
                     f"{module}.{name} is {list(found.shape)}, {part.label} makes it "
                     f"{list(shapes[0])}"
                 )
-        name, told = _told_shape(files, module)
+        name, told = _declared_shape(files, module)
         if told is not None and told != known.linears[module]:
             yield f"{name} says {list(told)}, not {list(known.linears[module])}"
 
 
-def _told_shape(files: _Files, module: str) -> tuple[str, tuple[int, ...] | None]:
+def _declared_shape(files: _Files, module: str) -> tuple[str, tuple[int, ...] | None]:
     """The shape stated by a tensor next to a packed weight, and that tensor's name."""
-    shape_of = files.beside(module, "weight_shape")
+    shape_of = files.tensor(module, "weight_shape")
     if shape_of is not None and shape_of.shape == (2,):
         return shape_of.name, tuple(shape_of.read().tolist())
     name = bitsandbytes.state_name(f"{module}.weight", files.tensors)
@@ -213,7 +213,7 @@ def _expected(files: _Files, module: str, part: Part, rows: int, columns: int) -
         scales = ((-(-rows // high), -(-columns // wide)),)
     per = 32 // weights.num_bits
     is_dense = 32 % weights.num_bits == 0
-    if files.beside(module, "qweight") is not None:
+    if files.tensor(module, "qweight") is not None:
         if declared.packs_rows(files.section):
             words: Shapes = ((columns, -(-rows // per)),)
         else:
@@ -221,7 +221,7 @@ def _expected(files: _Files, module: str, part: Part, rows: int, columns: int) -
         zeros: Shapes = ((groups, -(-rows // per)),)
         found = {"qweight": words, "qzeros": zeros, "scales": ((groups, rows),)}
         return found if is_dense else dict.fromkeys(found, ())
-    if (packed := files.beside(module, "weight_packed")) is not None and packed.dtype == "I32":
+    if (packed := files.tensor(module, "weight_packed")) is not None and packed.dtype == "I32":
         found = {
             "weight_packed": ((rows, -(-columns // per)),) if is_dense else (),
             "weight_scale": scales,
@@ -232,7 +232,7 @@ def _expected(files: _Files, module: str, part: Part, rows: int, columns: int) -
         return found
     name = "weight" if packed is None else "weight_packed"
     halved = weights.num_bits == 4
-    scale = "weight_scale_inv" if files.beside(module, "weight_scale_inv") else "weight_scale"
+    scale = "weight_scale_inv" if files.tensor(module, "weight_scale_inv") else "weight_scale"
     found = {name: ((rows, columns // 2 if halved else columns),), scale: scales}
     if weights.strategy == "tensor_group":
         found["weight_scale_2" if packed is None else "weight_global_scale"] = ((1,), ())
@@ -299,12 +299,12 @@ def _scale_faults(files: _Files) -> Iterator[str]:
     """Scales that no quantiser writes, and unequal ones where an engine uses only one."""
     for module in dequantized.modules(files.tensors):
         for name in (*SCALES, *INPUTS):
-            stored = files.beside(module, name)
+            stored = files.tensor(module, name)
             if stored is not None and (words := impossible(stored.read())):
                 is_group = stored.dtype == "F8_E4M3" and "NaN" in words
                 yield f"{module}.{name}: {words}{f'; {NAN_WORDS}' if is_group else ''}"
         for name in LARGEST:
-            stored = files.beside(module, name)
+            stored = files.tensor(module, name)
             if stored is None or stored.dtype != "F32":
                 continue
             if words := impossible(stored.read(), may_be_zero=True):
@@ -313,7 +313,7 @@ def _scale_faults(files: _Files) -> Iterator[str]:
         if words := impossible(stored.read()):
             yield f"{stored.name}: {words}"
     for kind in SHARED:
-        stored_by = {m: t.read() for m in files.quantized if (t := files.beside(m, kind))}
+        stored_by = {m: t.read() for m in files.quantized if (t := files.tensor(m, kind))}
         for module, scale in stored_by.items():
             first = sharing(module, stored_by)[0]
             if not torch.equal(scale, stored_by[first]):
