@@ -138,9 +138,9 @@ def _scales(checkpoint: Checkpoint, tensor: GGUFTensor) -> dict[str, torch.Tenso
     assert tensor.module is not None
     held = checkpoint.quantized_weight(tensor.module).global_scale
     assert held is not None
-    found = {nvfp4.beside(tensor.name, nvfp4.SCALE): held.float().reciprocal().reshape(1)}
+    found = {nvfp4.scale_name(tensor.name, nvfp4.SCALE): held.float().reciprocal().reshape(1)}
     if (inputs := checkpoint.input_scale(tensor.module)) is not None:
-        name = nvfp4.beside(tensor.name, nvfp4.INPUT_SCALE)
+        name = nvfp4.scale_name(tensor.name, nvfp4.INPUT_SCALE)
         found[name] = inputs.float().reciprocal().reshape(1)
     return found
 

@@ -23,6 +23,6 @@ def pack(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return torch.cat((scales, halves), -1).view(rows, -1)
 
 
-def beside(name: str, what: str) -> str:
+def scale_name(name: str, what: str) -> str:
     """The name of a tensor's scale."""
     return f"{name.removesuffix('weight')}{what}"

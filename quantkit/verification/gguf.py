@@ -77,7 +77,7 @@ def tensor_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
                 f"{tensor.name} is {entry.kind.name} {list(entry.shape)}, "
                 f"not {kind.name} {list(tensor.shape)}"
             )
-    scales = {nvfp4.beside(name, what) for name in _nvfp4(plan) for what in nvfp4.SCALES}
+    scales = {nvfp4.scale_name(name, what) for name in _nvfp4(plan) for what in nvfp4.SCALES}
     for name in sorted(found.keys() - plan.kinds.keys()):
         if name not in scales:
             yield f"{name} does not belong here"
@@ -86,7 +86,7 @@ def tensor_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
         elif not 0 < checkpoint.gguf.dequantized(name).item() < float("inf"):
             yield f"{name} is {checkpoint.gguf.dequantized(name).item()}, no scale"
     for name in _nvfp4(plan):
-        if (scale := nvfp4.beside(name, nvfp4.SCALE)) not in found:
+        if (scale := nvfp4.scale_name(name, nvfp4.SCALE)) not in found:
             yield f"{scale} is missing"
 
 
