@@ -60,7 +60,7 @@ def _many(found: Sequence[Recommendation]) -> str:
     served = [one for one in found if one.chosen is not None]
     without = [one.gpu.name for one in found if one.chosen is None]
     label = question.catalogue.shape.label
-    more = words.beside(c for one in served for c in one.candidates)
+    more = words.extra_parts(c for one in served for c in one.candidates)
     rows = [_gpu_row(one, more) for one in served]
     every = [
         [one.gpu.name, _name(c, one.chosen), *_figures(c, more)]
@@ -161,7 +161,7 @@ def _ways(found: Recommendation) -> list[str]:
 
 def _formats(serving: Sequence[Candidate], chosen: Candidate | None) -> Markup:
     priced = any(c.cost is not None for c in serving)
-    more = words.beside(serving)
+    more = words.extra_parts(serving)
     columns = [Column("Format"), *_columns(more)]
     rows = [[_name(c, chosen), *_figures(c, more)] for c in serving]
     if priced:

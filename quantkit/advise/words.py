@@ -111,7 +111,7 @@ def cost(candidate: Candidate) -> str:
     )
 
 
-def beside(candidates: Iterable[Candidate]) -> list[str]:
+def extra_parts(candidates: Iterable[Candidate]) -> list[str]:
     """Names of what is beside the model's own weights: a draft model, LoRA adapters."""
     named = {name for one in candidates if one.fit for name in one.fit.parts}
     return [name for name in ("draft model", "LoRA adapters") if name in named]

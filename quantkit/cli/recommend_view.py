@@ -64,7 +64,7 @@ def show_one(answers: "Answers") -> None:
         typer.echo(console.lines_text(heading, _answer(found, found.chosen, answers)))
     serving = [c for c in found.candidates if c.serves]
     if serving:
-        more = words.beside(serving)
+        more = words.extra_parts(serving)
         headings = [*HEADINGS[:2], *(SHORT[name] for name in more), *HEADINGS[2:]]
         headings += ["per 1M"] if serving[0].cost is not None else []
         console.print_table(headings, [_row(c, more) for c in serving])
