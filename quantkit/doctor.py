@@ -80,14 +80,14 @@ def engines() -> dict[str, str]:
     """Optional engines: those installed and how to name them, or how to install them."""
     server = installations.llama_server()
     found = {
-        "vllm": "; ".join(_told(one) for one in installations.vllm(Path())),
-        "llama-server": "" if server is None else _told(server),
+        "vllm": "; ".join(_described(one) for one in installations.vllm(Path())),
+        "llama-server": "" if server is None else _described(server),
         **{name: _installed(name) or "" for name in ("xllamacpp", "llmcompressor")},
     }
     return {name: found[name] or f"not found ({what})" for name, what in ENGINES.items()}
 
 
-def _told(found: installations.Found) -> str:
+def _described(found: installations.Found) -> str:
     return f"{found.version} ({found.option})" if found.option else found.version
 
 

@@ -124,7 +124,7 @@ def explain(words: str) -> str | None:
     return None if found is None else found[0]
 
 
-def telling_line(words: str) -> str | None:
+def decisive_line(words: str) -> str | None:
     """The line that names the error; engines write many more while they shut down."""
     if root := root_cause(words):
         return root

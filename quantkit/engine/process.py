@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from quantkit.engine.causes import explain, telling_line
+from quantkit.engine.causes import decisive_line, explain
 from quantkit.errors import EngineError
 
 PATIENCE = 20.0
@@ -114,7 +114,7 @@ class Child:
     def failure(self, what: str) -> EngineError:
         """An error with the last lines, and an explanation if the cause is known."""
         words = self.output()
-        meaning, line = explain(words), telling_line(words)
+        meaning, line = explain(words), decisive_line(words)
         last = self.words()
         parts = [f"{what}."]
         if meaning:

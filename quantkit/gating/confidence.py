@@ -90,11 +90,11 @@ def _answered(
         check = replace(check, answer=answer)
         return replace(check, reason=words.sentence(check))
 
-    def is_told(times: float) -> bool:
+    def is_decided(times: float) -> bool:
         then = interval(times)
         return then is not None and _answer(then, bound) is not Answer.CANNOT_TELL
 
-    enough = needed(n, is_told) if n else None
+    enough = needed(n, is_decided) if n else None
     check = replace(check, answer=Answer.CANNOT_TELL, needed=enough)
     return replace(check, reason=words.sentence(check, noun, n))
 

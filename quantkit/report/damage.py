@@ -76,7 +76,7 @@ def _of_share(report: Document, one: Comparison) -> Loss | None:
     )
 
 
-def is_told(report: Document) -> bool:
+def is_shown(report: Document) -> bool:
     """Whether there are enough scores to show this."""
     compared = {
         comparison.score
@@ -91,7 +91,7 @@ def is_told(report: Document) -> bool:
 
 def rows(report: Document) -> list[list[str]]:
     """One row per candidate, under `HEADINGS`; empty where there are too few scores."""
-    if not is_told(report):
+    if not is_shown(report):
         return []
     found = []
     for entry in report.candidates:

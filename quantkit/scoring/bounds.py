@@ -122,16 +122,16 @@ def documents_of(scores: Mapping[str, Score], key: str) -> int | None:
     return min(counted, default=None)
 
 
-def needed(n: int, is_told: Callable[[float], bool]) -> int | None:
-    """How many questions would decide, where `is_told` answers for a multiple of those so far."""
+def needed(n: int, is_decided: Callable[[float], bool]) -> int | None:
+    """How many questions would decide, where `is_decided` answers for a multiple of those so far."""
     few, many = n, 2 * n
-    while not is_told(many / n):
+    while not is_decided(many / n):
         few, many = many, 2 * many
         if many > MOST_TIMES * n:
             return None
     while many - few > max(1, few // 100):
         middle = (few + many) // 2
-        few, many = (few, middle) if is_told(middle / n) else (middle, many)
+        few, many = (few, middle) if is_decided(middle / n) else (middle, many)
     return many
 
 

@@ -55,7 +55,7 @@ def run(prepared: Prepared, executor: Executor, progress: Progress) -> Overview:
     with Lease(place) as lease:
         _write_plan(place, prepared)
         going = Run(graph, place, executor, prepared.sweep.spec.attempts, progress, lease)
-        with _telling_what_is_kept(going):
+        with _reporting_progress(going):
             going.go()
         for name, record in going.records.items():
             if name not in going.before:
@@ -182,7 +182,7 @@ def _write_plan(place: Place, prepared: Prepared) -> None:
 
 
 @contextmanager
-def _telling_what_is_kept(going: Run) -> Iterator[None]:
+def _reporting_progress(going: Run) -> Iterator[None]:
     from quantkit.errors import Interrupted
 
     try:

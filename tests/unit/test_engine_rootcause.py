@@ -7,7 +7,7 @@ vllm-project/vllm, whose numbers stand beside them.
 import pytest
 
 from quantkit.bench.record import Refusal
-from quantkit.engine.causes import explain, telling_line
+from quantkit.engine.causes import decisive_line, explain
 from quantkit.engine.process import run
 from quantkit.engine.rootcause import root_cause
 from quantkit.errors import EngineError
@@ -147,7 +147,7 @@ def validation():
 )
 def test_the_first_process_that_failed_is_quoted(log, line, meaning):
     words = "\n".join(log())
-    found = telling_line(words)
+    found = decisive_line(words)
     assert line in found
     assert "See root cause above" not in found
     assert explain(words) is None if meaning is None else meaning in explain(words)
@@ -166,7 +166,7 @@ def test_what_is_only_mentioned_while_all_is_well_explains_nothing():
         "INFO 10-11 10:42:14 [gpu.py:1] compute capability 9.0, CUDA out of memory is not expected"
     )
     assert explain(chatter) is None
-    assert telling_line(chatter) is None
+    assert decisive_line(chatter) is None
     words = f"{chatter}\n" + "\n".join(told("", FRAMES, "OSError: Address already in use"))
     assert "--port" in explain(words)
 
