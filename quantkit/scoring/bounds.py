@@ -123,7 +123,7 @@ def documents_of(scores: Mapping[str, Score], key: str) -> int | None:
 
 
 def needed(n: int, is_decided: Callable[[float], bool]) -> int | None:
-    """How many questions would decide, where `is_decided` answers for a multiple of those so far."""
+    """How many questions would decide; `is_decided` answers for a multiple of those so far."""
     few, many = n, 2 * n
     while not is_decided(many / n):
         few, many = many, 2 * many
