@@ -306,7 +306,7 @@ def test_gguf_files_of_any_types_have_names_of_their_own(tmp_path, text):
     rows = format_map.rows(made.manifest)
     assert ["ffn_down.weight", "0"] in [row[:2] for row in rows]
     assert ["output.weight", ""] in [row[:2] for row in rows]
-    with pytest.raises(DataError, match="not for vllm"):
+    with pytest.raises(DataError, match="not for vLLM"):
         choose(source, MixedOptions(Budget(bits=5)), table)
 
 
