@@ -16,7 +16,7 @@ from quantkit.bench import client, cpu
 from quantkit.bench.connection import Address, Cut, get
 from quantkit.bench.memory import Peak
 from quantkit.bench.settings import Setting, flags
-from quantkit.engine import vllm_program
+from quantkit.engine import label, vllm_program
 from quantkit.engine.process import Child
 from quantkit.errors import EngineError
 from quantkit.parsing import parse_json
@@ -195,7 +195,7 @@ def started(
     environment = {**quiet, **program.environment}
     with Peak() as peak:
         begun = time.monotonic()
-        with Child(line, environment=environment, log=log, name=program.engine) as child:
+        with Child(line, environment=environment, log=log, name=label(program.engine)) as child:
             _wait(child, address, program.timeout_s)
             cold_start_s = time.monotonic() - begun
             running = asyncio.run(_meet(address, name, None))

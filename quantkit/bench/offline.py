@@ -17,6 +17,7 @@ from quantkit.bench.model import Model
 from quantkit.bench.record import Distribution, Press, Repetition, Row, Target
 from quantkit.bench.settings import is_on, speculative_config
 from quantkit.bench.workloads import Fixed
+from quantkit.engine import label
 from quantkit.engine.process import Child
 from quantkit.errors import EngineError
 
@@ -56,7 +57,9 @@ def measure(
         line = [program.python, vllm_worker.__file__, str(path)]
         with (
             Peak() as peak,
-            Child(line, environment=program.environment, log=log, name=program.engine) as child,
+            Child(
+                line, environment=program.environment, log=log, name=label(program.engine)
+            ) as child,
         ):
             words = finished(child, TIMEOUT_S)
             peak_bytes = peak.bytes()

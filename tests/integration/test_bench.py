@@ -203,7 +203,7 @@ def test_a_sweep_finds_the_fastest_setting_within_the_target(run_cli, tmp_path):
         {"max_num_seqs": n, "kv_cache_dtype": "auto"} for n in ("1", "4")
     ]
     assert [one.setting["kv_cache_dtype"] for one in bench.refusals] == ["fp8", "fp8"]
-    assert bench.refusals[0].brief == "vllm ended with exit code 1. unsupported: fp8"
+    assert bench.refusals[0].brief == "vLLM ended with exit code 1. unsupported: fp8"
     assert bench.refusals[0].brief in result.stdout
     slow, fast = bench.rows
     assert fast.output_tokens_per_s.mean > 1.5 * slow.output_tokens_per_s.mean
@@ -228,7 +228,7 @@ def test_one_model_that_does_not_start_does_not_stop_the_others(run_cli, tmp_pat
     result = run_cli(["bench", bad, good, "--python", fake_python(tmp_path), *QUICK, "-q"])
     assert result.code == 3
     assert "good" in result.stdout
-    assert "not measured: bad: vllm ended with exit code 1" in result.stderr
+    assert "not measured: bad: vLLM ended with exit code 1" in result.stderr
 
 
 FAKE_VLLM = """
