@@ -1,7 +1,7 @@
 """Every format of a model on one kind of GPU: does it serve, how fast, how well, at what cost."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from quantkit.advise import (
@@ -26,6 +26,7 @@ from quantkit.advise.sizing import Size
 from quantkit.advise.speculation import Speculation
 from quantkit.advise.speed import Load, Span, Speed
 from quantkit.advise.split import ANY, ONE, Split, SplitConstraint
+from quantkit.advise.work import Work
 from quantkit.errors import AdviceError, QuantkitError
 from quantkit.hardware.gpus import GPU
 from quantkit.hardware.support import Support, runs
@@ -55,9 +56,10 @@ class Catalogue:
         if among is None:
             among = formats.considered(is_moe=parallel.n_experts(shape) > 0)
         self.formats = among
-        self._works: dict[str, work.Work | str] = {}
+        self._works: dict[str, Work | str] = {}
+        self._cases: dict[tuple[str, str, Split], speeds.Case] = {}
 
-    def work(self, format: Format) -> work.Work | str:
+    def work(self, format: Format) -> Work | str:
         """The work of a format, or why the model does not come in it."""
         name = format.base  # two scales per layer make no measurable difference
         if name not in self._works:
@@ -66,6 +68,21 @@ class Catalogue:
             except QuantkitError as error:
                 self._works[name] = str(error)
         return self._works[name]
+
+    def case(self, format: Format, made: Work, gpu: GPU, split: Split) -> speeds.Case:
+        """What the times of a format depend on, whatever the load."""
+        key = format.name, gpu.name, split
+        known = self._cases.get(key)
+        if known is None or known.gpu is not gpu:
+            known = self._cases[key] = speeds.Case(self.shape, made, format, gpu, split)
+        return known
+
+    def plain(self, gpu: GPU) -> speeds.Case:
+        """The unquantised model on one GPU."""
+        format = formats.of(None)
+        made = self.work(format)
+        assert not isinstance(made, str)
+        return self.case(format, made, gpu, ONE)
 
 
 def no_extras(split: Split, format: Format) -> Extras:
@@ -299,10 +316,32 @@ def served(question: Question, gpu: GPU) -> list[Candidate]:
     return [_candidate(question, gpu, format) for format in question.catalogue.formats]
 
 
-def any_serves(question: Question, gpu: GPU) -> bool:
-    """Whether any format serves; stops at the first one."""
-    every = (_candidate(question, gpu, format) for format in question.catalogue.formats)
-    return any(judged(one, question.min_quality).serves for one in every)
+def serving(question: Question, gpu: GPU) -> Iterator[Candidate]:
+    """Those that serve; what cannot is left out as soon as that is known.
+
+    Formats of too low quality are not tried, and none is if prompts take too long in any.
+    """
+    limit = question.limits.ttft
+    if limit is not None and question.measured is None:
+        plain = question.catalogue.plain(gpu)
+        if speeds.least_first_token(plain, question.count, question.load(1)) > limit:
+            return
+    for format in question.catalogue.formats:
+        known = quality.of(format, question.catalogue.shape, question.qualities)
+        if known is None or known.recovery < question.min_quality:
+            continue
+        found = _candidate(question, gpu, format)
+        if found.serves:
+            yield found
+
+
+def rechosen(candidate: Candidate, question: Question) -> Candidate:
+    """The same format for another objective that is served alike: the best of its splits."""
+    tried = sorted(
+        (candidate, *candidate.others), key=lambda one: (-one.split.tensor, -one.split.pipeline)
+    )  # as they were tried, which decides between equals
+    best = _best(tried, question)
+    return replace(best, others=tuple(one for one in tried if one is not best))
 
 
 def judged(candidate: Candidate, min_quality: float) -> Candidate:
@@ -359,7 +398,7 @@ def _no_way(question: Question, format: Format) -> str:
     )
 
 
-def _shared(question: Question, candidate: Candidate, made: work.Work, split: Split) -> Candidate:
+def _shared(question: Question, candidate: Candidate, made: Work, split: Split) -> Candidate:
     """A candidate with one particular split."""
     shape, format, gpu = question.catalogue.shape, candidate.format, candidate.gpu
     load, extras = candidate.load, question.extras(split, format)
@@ -382,7 +421,8 @@ def _shared(question: Question, candidate: Candidate, made: work.Work, split: Sp
     if question.measured and question.measured.count == candidate.count:
         found = question.measured.of(format, gpu, split, load)
     if found is None and gpu.bandwidth_gb_s > 0:
-        found = _estimate(question, speeds.Case(shape, made, format, gpu, split), load, size)
+        case = question.catalogue.case(format, made, gpu, split)
+        found = _estimate(question, case, load, size)
     if found is not None:
         cost, costs = _cost(question, found), _costs(question, found, load)
         candidate = replace(candidate, speed=found, cost=cost, costs=costs)

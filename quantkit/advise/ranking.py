@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from quantkit.advise.candidates import Candidate, Question, evaluate, merit
-from quantkit.hardware.gpus import GPU
+from quantkit.advise.candidates import Candidate, Question, merit
 
 TIE = 0.1
 """Estimates that differ by less than this count as equal; quality decides between them."""
@@ -16,17 +15,12 @@ QUALITY_STEP = 0.005
 SPEED_STEP = 0.02
 
 
-def ranked(question: Question, gpu: GPU) -> list[Candidate]:
-    """All candidates, best first.
+def ranking_of(found: Sequence[Candidate], question: Question) -> list[Candidate]:
+    """Candidates, best first.
 
     Near the best figure quality decides, then the usual engine, then whether the GPU has the
     format's arithmetic. With a report, candidates it does not cover come after those it does.
     """
-    return ranking_of(evaluate(question, gpu), question)
-
-
-def ranking_of(found: Sequence[Candidate], question: Question) -> list[Candidate]:
-    """The same for existing candidates."""
     serving = [c for c in found if c.serves]
     rest = [c for c in found if not c.serves]
     proven = [c for c in serving if c.quality is not None and not c.quality.is_prior]

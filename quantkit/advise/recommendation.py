@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 
 from quantkit.advise import remedies, words
-from quantkit.advise.candidates import OBJECTIVES, Candidate, Question, judged, served
+from quantkit.advise.candidates import (
+    OBJECTIVES,
+    Candidate,
+    Question,
+    judged,
+    rechosen,
+    served,
+    serving,
+)
 from quantkit.advise.ranking import ranking_of
 from quantkit.advise.remedies import Remedy
 from quantkit.hardware.gpus import GPU
@@ -38,22 +46,22 @@ def recommend(question: Question, gpu: GPU, in_depth: bool = True) -> Recommenda
     """The format for a question on GPUs; without `in_depth`, what would change it is left out."""
     near = served(question, gpu)
     found = ranking_of([judged(one, question.min_quality) for one in near], question)
-    serving = [candidate for candidate in found if candidate.serves]
+    able = [candidate for candidate in found if candidate.serves]
     notes = words.assumptions(question, gpu)
-    if not serving:
+    if not able:
         reason = words.nothing_serves(found, question)
-        ways = remedies.find(question, gpu) if in_depth else ()
+        ways = remedies.find(question, gpu, found) if in_depth else ()
         return Recommendation(
             question, gpu, tuple(found), None, reason, remedies=tuple(ways), notes=notes
         )
-    chosen = serving[0]
-    second = next((c for c in serving[1:] if _kind(c) != _kind(chosen)), None)
+    chosen = able[0]
+    second = next((c for c in able[1:] if _kind(c) != _kind(chosen)), None)
     return Recommendation(
         question,
         gpu,
         tuple(found),
         chosen,
-        words.reason(chosen, serving, question),
+        words.reason(chosen, able, question),
         second,
         "" if second is None else words.against(second, chosen, question),
         tuple(_changes(question, gpu, chosen, near)) if in_depth else (),
@@ -99,11 +107,24 @@ def _changes(question: Question, gpu: GPU, chosen: Candidate, near: list[Candida
     ]
     told: dict[str, str] = {}
     for words_of_it, other in asked:
-        is_stricter = other.min_quality != question.min_quality  # everything else equal
-        found = near if is_stricter else served(other, gpu)
-        best = ranking_of([judged(one, other.min_quality) for one in found], other)[0]
-        if best.serves and _alike(best) == _alike(chosen):
+        best = next(iter(ranking_of(_serving(other, gpu, question, near), other)), None)
+        if best is not None and _alike(best) == _alike(chosen):
             continue
-        name = best.format.name if best.serves else "nothing"
+        name = "nothing" if best is None else best.format.name
         told.setdefault(name, words.change(words_of_it, best, other))
-    return list(told.values())[:MOST_CHANGES]
+        if len(told) == MOST_CHANGES:
+            break
+    return list(told.values())
+
+
+def _serving(
+    other: Question, gpu: GPU, question: Question, near: list[Candidate]
+) -> list[Candidate]:
+    """What serves another question; computed from `near` if a server would be set up the same."""
+    same = other.but(objective=question.objective, min_quality=question.min_quality) == question
+    fills = other.users is None and "throughput" in (other.objective, question.objective)
+    if not same or other.traffic != question.traffic or fills:
+        return list(serving(other, gpu))
+    if other.objective != question.objective:
+        near = [rechosen(one, other) for one in near]
+    return [one for one in near if judged(one, other.min_quality).serves]

@@ -1,6 +1,6 @@
 """The smallest changes after which a format serves, the cheapest first."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from quantkit.advise import formats, offload, parallel, shape, sizes
@@ -10,11 +10,10 @@ from quantkit.advise.candidates import (
     Candidate,
     Catalogue,
     Question,
-    any_serves,
-    evaluate,
+    serving,
     utilisation,
 )
-from quantkit.advise.ranking import ranked
+from quantkit.advise.ranking import ranking_of
 from quantkit.advise.split import ANY
 from quantkit.hardware import gpus
 from quantkit.hardware.gpus import GPU
@@ -38,15 +37,15 @@ class Remedy:
     says: str
 
 
-def find(question: Question, gpu: GPU) -> list[Remedy]:
+def find(question: Question, gpu: GPU, found: Sequence[Candidate]) -> list[Remedy]:
     """Every single change that helps: another split if one was required, an FP8 cache, lower
     quality, slower answers, a shorter context, fewer users, partial offload to the host's memory,
-    more such GPUs, another GPU, a smaller model.
+    more such GPUs, another GPU, a smaller model. `found` are the formats of which none serves.
     """
-    return list(_find(question, gpu))
+    return list(_find(question, gpu, found))
 
 
-def _find(question: Question, gpu: GPU) -> Iterator[Remedy]:
+def _find(question: Question, gpu: GPU, found: Sequence[Candidate]) -> Iterator[Remedy]:
     if published := _published(question, gpu):
         yield published
     if question.constraint.is_any and (first := _first(question.but(constraint=ANY), gpu)):
@@ -55,7 +54,6 @@ def _find(question: Question, gpu: GPU) -> Iterator[Remedy]:
             first.format.name,
             f"another way to split it: {first.split} with {first.format.name}",
         )
-    found = evaluate(question, gpu)
     # Formats that fit and lack only quality: of those, the best.
     short = [c for c in found if c.lacks == "quality" and c.quality is not None]
     if short:
@@ -78,7 +76,7 @@ def _find(question: Question, gpu: GPU) -> Iterator[Remedy]:
             f"a shorter context: {context:,} tokens fit with {best.format.name}",
         )
     if question.users and question.users > 1:
-        fewer = [c for c in evaluate(question.but(users=1), gpu) if c.serves and c.fit]
+        fewer = [c for c in serving(question.but(users=1), gpu) if c.fit]
         if fewer:
             best = max(fewer, key=lambda c: c.fit.users if c.fit else 0)
             users = best.fit.users if best.fit else 1
@@ -216,8 +214,7 @@ def _first(question: Question, gpu: GPU) -> Candidate | None:
     """What would then be chosen."""
     if question.host is None and question.count * gpu.usable_bytes < _least_bytes(question):
         return None
-    best = ranked(question, gpu)[0]
-    return best if best.serves else None
+    return next(iter(ranking_of(list(serving(question, gpu)), question)), None)
 
 
 def _least_bytes(question: Question) -> int:
@@ -239,7 +236,7 @@ def _longest_context(question: Question, gpu: GPU) -> tuple[int, Candidate] | No
     best: int | None = None
     while low < high:
         middle = (low + high + 1) // 2
-        if any_serves(shortened(middle * LEAST_CONTEXT), gpu):
+        if any(serving(shortened(middle * LEAST_CONTEXT), gpu)):
             low = best = middle
         else:
             high = middle - 1

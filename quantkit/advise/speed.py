@@ -9,7 +9,7 @@ users' tokens keep the other stages busy. llama.cpp's GPUs take turns.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -139,6 +139,11 @@ class Case:
         if key not in made:
             made[key] = list(Counter(kv.layers(self.shape.config, self.shared)).items())
         return list(made[key])
+
+    @cached_property
+    def steps(self) -> dict[tuple[int, int, Efficiency, int], Mapping[str, float]]:
+        """Cache of `_step_parts`, by its arguments."""
+        return {}
 
     def pairs(self, depth: int) -> int:
         """Tokens that a token attends to, over all layers."""
@@ -289,6 +294,22 @@ def prompt_seconds(
     return (whole - turn) / max(1, chunks) + turn, turn
 
 
+def least_first_token(plain: Case, count: int, load: Load) -> float:
+    """A lower bound for the typical time to a first token in any format on `count` GPUs, from the
+    unquantised model on one: all compute at their highest rate, and nothing is read.
+    """
+    gpu, own = plain.gpu, load.prompt - load.cached
+    if gpu.fp16_tflops is None or own < 1:
+        return 0.0
+    rates = (getattr(gpu, rate) for rate in RATES.values())
+    fastest = max(filter(None, (gpu.fp16_tflops, *rates)))
+    ends = (efficiency.of(engine, gpu.vendor)[efficiency.TYPICAL] for engine in CHUNK_TOKENS)
+    end = max(ends, key=lambda end: end.compute)
+    pairs = plain.prompt_pairs(load.prompt) - plain.prompt_pairs(load.cached)
+    layers = _layers_seconds(plain, own, end) * gpu.fp16_tflops / fastest
+    return (layers + _attention(plain, pairs, end)) / count
+
+
 def _chunks(case: Case, prompt: int) -> int:
     return -(-prompt // CHUNK_TOKENS[case.format.engine])
 
@@ -313,8 +334,17 @@ def _prefill_seconds(case: Case, prompt: int, end: Efficiency, cached: int = 0) 
 
 def _step_parts(
     case: Case, users: int, depth: int, end: Efficiency, n_tokens: int = 1
-) -> dict[str, float]:
+) -> Mapping[str, float]:
     """Seconds of a step without the head, by component; overlapping components in full."""
+    key = users, depth, end, n_tokens
+    if key not in case.steps:
+        case.steps[key] = _parts_of_step(case, users, depth, end, n_tokens)
+    return case.steps[key]
+
+
+def _parts_of_step(
+    case: Case, users: int, depth: int, end: Efficiency, n_tokens: int
+) -> dict[str, float]:
     tokens = users * n_tokens
     kept = sum(n * layer.values(depth) for layer, n in case.layers)
     cache = users * kept * case.format.kv_bits / 8
@@ -437,7 +467,7 @@ def _bound(case: Case, users: int, depth: int) -> str:
     end = efficiency.of(case.format.engine, case.gpu.vendor)[efficiency.TYPICAL]
     together = min(users, end.together)
     batch = -(-together // case.n_stages)
-    parts = _step_parts(case, batch, depth, end)
+    parts = dict(_step_parts(case, batch, depth, end))
     parts["weights"] += head_seconds(case, batch, end)
     if gpu_seconds(case, together, 1, depth, end) < host_seconds(case, together, end):
         return "host"

@@ -253,9 +253,9 @@ def against(second: Candidate, chosen: Candidate, question: Question) -> str:
     return said
 
 
-def change(option: str, best: Candidate, question: Question) -> str:
-    """The answer to another question."""
-    if not best.serves:
+def change(option: str, best: Candidate | None, question: Question) -> str:
+    """The answer to another question; None: nothing serves."""
+    if best is None:
         return f"with {option}: no format fits"
     return f"with {option}: {best.format.name}, {figure(best, question.objective)}"
 
