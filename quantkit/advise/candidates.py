@@ -326,13 +326,18 @@ def serving(question: Question, gpu: GPU) -> Iterator[Candidate]:
         plain = question.catalogue.plain(gpu)
         if speeds.least_first_token(plain, question.count, question.load(1)) > limit:
             return
-    for format in question.catalogue.formats:
-        known = quality.of(format, question.catalogue.shape, question.qualities)
-        if known is None or known.recovery < question.min_quality:
-            continue
+    for format in good_enough(question):
         found = _candidate(question, gpu, format)
         if found.serves:
             yield found
+
+
+def good_enough(question: Question) -> Iterator[Format]:
+    """Formats that keep as much quality as asked for."""
+    for format in question.catalogue.formats:
+        known = quality.of(format, question.catalogue.shape, question.qualities)
+        if known is not None and known.recovery >= question.min_quality:
+            yield format
 
 
 def rechosen(candidate: Candidate, question: Question) -> Candidate:
@@ -414,21 +419,22 @@ def _shared(question: Question, candidate: Candidate, made: Work, split: Split) 
         size, fit = offload.fitted(wanted, question.host) or (size, fit)
     if question.users is None and question.objective == "throughput":
         load = question.load(max(1, min(fit.users, MOST_TOGETHER)))
-    candidate = replace(candidate, load=load, fit=fit, size=size, split=split)
-    if not fit.fits:
-        return replace(candidate, problem=fit.reason, lacks="memory")
-    found = None
-    if question.measured and question.measured.count == candidate.count:
-        found = question.measured.of(format, gpu, split, load)
-    if found is None and gpu.bandwidth_gb_s > 0:
-        case = question.catalogue.case(format, made, gpu, split)
-        found = _estimate(question, case, load, size)
+    problem, lacks = (fit.reason, "memory") if not fit.fits else ("", "")
+    found = cost = costs = None
+    if not problem:
+        if question.measured and question.measured.count == candidate.count:
+            found = question.measured.of(format, gpu, split, load)
+        if found is None and gpu.bandwidth_gb_s > 0:
+            case = question.catalogue.case(format, made, gpu, split)
+            found = _estimate(question, case, load, size)
     if found is not None:
         cost, costs = _cost(question, found), _costs(question, found, load)
-        candidate = replace(candidate, speed=found, cost=cost, costs=costs)
         if slow := question.limits.problem(found):
-            return replace(candidate, problem=slow, lacks="speed")
-    return candidate
+            problem, lacks = slow, "speed"
+    return replace(
+        candidate, load=load, fit=fit, size=size, split=split, speed=found, cost=cost, costs=costs,
+        problem=problem, lacks=lacks,
+    )  # fmt: skip
 
 
 def _estimate(question: Question, case: speeds.Case, load: Load, size: Size) -> Speed:

@@ -1,5 +1,6 @@
 """The formats to choose from: recipes, and what decides where they run and how well they do."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,10 @@ FILES = (
     UNQUANTISED_GGUF, "gguf-q8_0", "gguf-q6_k", "gguf-q5_k_m", "gguf-q4_k_m", "gguf-iq4_xs",
     "gguf-q3_k_m", "gguf-q2_k",
 )  # fmt: skip
+
+
+NUMBER = re.compile(r"\d+")
+"""In the name of a GGUF type: the bits of its weights."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,10 @@ class Format:
         """Bits of the smallest weight."""
         if isinstance(self.recipe, Recipe):
             return self.recipe.weights.num_bits
-        return 16 if self.recipe is None else 2
+        if self.recipe is None:
+            return 16
+        kinds = (self.recipe.gguf, *self.recipe.tensors.values())
+        return min(int(found[0]) for kind in kinds if (found := NUMBER.search(kind)))
 
     @property
     def kv_bits(self) -> int:

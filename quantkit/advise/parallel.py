@@ -9,11 +9,12 @@ layers to each GPU instead.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from quantkit.advise import weights
-from quantkit.advise.shape import EMBEDDINGS, ModelShape, Sample
+from quantkit.advise.shape import EMBEDDINGS, ModelShape, Sample, at_block
 from quantkit.advise.split import ONE, Split, SplitConstraint, stage_of_layers
 from quantkit.families import geometry
 from quantkit.model.architecture import EXPERT
@@ -28,8 +29,8 @@ BY_COLUMNS = ("o_proj", "down_proj", "dense", "c_proj")
 KEYS = ("k_proj", "v_proj")
 WHOLE = ("q_a_proj", "kv_a_proj_with_mqa")
 """Compression layers of latent attention, which are replicated on every GPU."""
-BLOCK = re.compile(r"blk\.(\d+)\.")
-"""The first match in a tensor's name is its layer."""
+BLOCK = "blk"
+"""Precedes a layer's number in the names of a GGUF file."""
 
 
 def usual(recipe: AnyRecipe | None, n_gpus: int) -> Split:
@@ -86,11 +87,20 @@ def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> l
     if split.pipeline == 1:
         sizes[0] += sum(size * len(layers) for layers, size in blocks.items())
         return sizes
-    stage_of = stage_of_layers(shape.config["num_hidden_layers"], split.pipeline)
     for layers, size in blocks.items():
-        for layer in layers:
-            sizes[stage_of.get(layer, -1)] += size
+        for stage, n in _layers_of_stages(shape, layers, split.pipeline).items():
+            sizes[stage] += n * size
     return sizes
+
+
+def _layers_of_stages(shape: ModelShape, layers: "Layers", n_stages: int) -> Mapping[int, int]:
+    """How many of these layers each stage has."""
+    key = "stages", layers, n_stages
+    if key not in shape.made:
+        stage_of = stage_of_layers(shape.config["num_hidden_layers"], n_stages)
+        shape.made[key] = Counter(stage_of.get(layer, -1) for layer in layers)
+    found: Counter[int] = shape.made[key]
+    return found
 
 
 Layers = tuple[int, ...]
@@ -160,8 +170,9 @@ def _by_layers(shape: ModelShape, recipe: GGUFRecipe) -> tuple[list[int], int]:
     if key not in shape.made:
         layers = [0] * int(shape.config["num_hidden_layers"])
         for name, size in sizes.items():
-            if match := BLOCK.match(name):
-                layers[int(match[1])] += size
+            before, number, _ = at_block(name)
+            if before == BLOCK and number is not None:
+                layers[number] += size
         shape.made[key] = layers, sum(sizes.values()) - sum(layers)
     found: tuple[list[int], int] = shape.made[key]
     return found

@@ -3,16 +3,18 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from quantkit.advise import formats, offload, parallel, shape, sizes
+from quantkit.advise import offload, shape, sizes
 from quantkit.advise.candidates import (
     BOARDS,
     NO_LIMITS,
     Candidate,
     Catalogue,
     Question,
+    good_enough,
     serving,
     utilisation,
 )
+from quantkit.advise.formats import Format
 from quantkit.advise.ranking import ranking_of
 from quantkit.advise.split import ANY
 from quantkit.hardware import gpus
@@ -183,19 +185,14 @@ def _smaller_model(question: Question, gpu: GPU) -> Remedy | None:
         if size > 0.9 * n_weights:
             continue
         of_it = shape.of(text)
-        room = question.count * gpu.usable_bytes
+        other = question.but(
+            catalogue=Catalogue(of_it), qualities={}, measured=None, speculation=None
+        )
         # What cannot fit by its bits alone need not be planned.
-        among = [
-            one
-            for one in formats.considered(is_moe=parallel.n_experts(of_it) > 0)
-            if of_it.n_parameters * one.least_bits // 8 < room
-        ]
+        among = tuple(one for one in good_enough(other) if _may_fit(one, other, gpu))
         if not among:
             continue
-        other = question.but(
-            catalogue=Catalogue(of_it, tuple(among)), qualities={}, measured=None, speculation=None
-        )
-        if first := _first(other, gpu):
+        if first := _first(other.but(catalogue=Catalogue(of_it, among)), gpu):
             like = of_it.note.removeprefix("taken to be like ").partition(" with ")[0]
             return Remedy(
                 f"{text} as the model",
@@ -204,6 +201,16 @@ def _smaller_model(question: Question, gpu: GPU) -> Remedy | None:
                 "reports of both before you switch",
             )
     return None
+
+
+def _may_fit(format: Format, question: Question, gpu: GPU) -> bool:
+    """Whether the weights alone fit, none of them in more bits than the smallest; files also go
+    into the host's memory.
+    """
+    if question.host is not None and format.engine == "llama.cpp":
+        return True
+    least_bytes = question.catalogue.shape.n_parameters * format.least_bits // 8
+    return least_bytes < question.count * gpu.usable_bytes
 
 
 def _kept(candidate: Candidate) -> float:
@@ -218,8 +225,8 @@ def _first(question: Question, gpu: GPU) -> Candidate | None:
 
 
 def _least_bytes(question: Question) -> int:
-    """Bytes of the smallest format, without anything beside it."""
-    works = map(question.catalogue.work, question.catalogue.formats)
+    """Bytes of the smallest format that is good enough, without anything beside it."""
+    works = map(question.catalogue.work, good_enough(question))
     return min((one.stored_bytes for one in works if not isinstance(one, str)), default=0)
 
 
@@ -255,13 +262,13 @@ def _smallest_gpu(question: Question, gpu: GPU) -> Candidate | None:
     is_board = gpu.name.startswith(COMPUTERS)
     larger = [
         other
-        for other in gpus.load()
+        for other in gpus.outlines()
         if other.vendor == gpu.vendor
         and other.name.startswith(COMPUTERS) == is_board
         and other.memory_gb > gpu.memory_gb
         and other.bandwidth_gb_s >= gpu.bandwidth_gb_s / 2
     ]
     for other in sorted(larger, key=lambda g: (g.memory_gb, -(g.year or 0))):
-        if first := _first(question, other):
+        if first := _first(question, other.gpu):
             return first
     return None

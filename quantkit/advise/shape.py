@@ -127,7 +127,9 @@ class ModelShape:
     @cached_property
     def n_parameters(self) -> int:
         """Weights of the model, tied ones counted once."""
-        return sum(tensor.n_elements for tensor in self.tensors)
+        thin, n_experts = self.thin
+        one = Sample(thin, n_experts)
+        return sum(tensor.n_elements * one.experts(tensor.name) for tensor in thin.tensors)
 
     @cached_property
     def size_bytes(self) -> int:
@@ -204,12 +206,12 @@ class ModelShape:
     @cached_property
     def head(self) -> str:
         """The output head's weight, whatever its prefix in the files."""
-        return _ending(HEADS, (t.name for t in self.tensors)) or HEAD
+        return _ending(HEADS, (t.name for t in self.thin[0].tensors)) or HEAD
 
     @cached_property
     def embedding(self) -> str:
         """The embedding table."""
-        return _ending(TABLES, (t.name for t in self.tensors)) or EMBEDDING
+        return _ending(TABLES, (t.name for t in self.thin[0].tensors)) or EMBEDDING
 
     @cached_property
     def architecture(self) -> Architecture:

@@ -127,7 +127,11 @@ def _config(name: str) -> dict[str, Any]:
 
 
 def _count(config: dict[str, Any]) -> int:
-    total = 0
-    for shape in shapes(config, "").values():
-        total += shape[0] * (shape[1] if len(shape) > 1 else 1)
-    return total
+    """Weights of a model whose layers are all alike."""
+
+    def total(n_layers: int) -> int:
+        found = shapes(config | {"num_hidden_layers": n_layers}, "").values()
+        return sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in found)
+
+    first = total(1)
+    return first + (config["num_hidden_layers"] - 1) * (total(2) - first)

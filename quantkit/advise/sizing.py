@@ -6,6 +6,7 @@ same memory and capacity.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from quantkit.advise import memory
@@ -91,6 +92,11 @@ def first_fitting(tried: Sequence[Size]) -> Size | None:
     return next((size for size in tried if size.fit and size.fit.users), None)
 
 
+@cache
+def _vllm(batch_tokens: int, n_sequences: int) -> memory.Engine:
+    return replace(memory.VLLM, batch_tokens=batch_tokens, n_logits=n_sequences)
+
+
 def size_of(wanted: SizingRequest, is_reduced: bool = False) -> Size:
     """The settings for a request; `is_reduced` uses the batches of smaller GPUs."""
     profile, context = wanted.profile, wanted.context
@@ -102,7 +108,6 @@ def size_of(wanted: SizingRequest, is_reduced: bool = False) -> Size:
     batch = profile.batch_tokens[large]
     if is_reduced:
         batch = min(batch, memory.VLLM_SMALL.batch_tokens)
-    engine = replace(memory.VLLM, batch_tokens=batch, n_logits=most)
     fit = memory.fits(
         wanted.shape,
         wanted.recipe,
@@ -113,7 +118,7 @@ def size_of(wanted: SizingRequest, is_reduced: bool = False) -> Size:
         memory.Serving(
             usable_share(wanted.gpu, wanted.utilisation),
             wanted.kv_bits,
-            memory.LLAMA_CPP if wanted.is_gguf else engine,
+            memory.LLAMA_CPP if wanted.is_gguf else _vllm(batch, most),
             wanted.extras or memory.Extras(),
             wanted.split,
         ),

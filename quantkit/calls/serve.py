@@ -77,7 +77,6 @@ class Files:
     def fleet(self) -> "Fleet":
         """What the files contain besides the plan; invalid values are refused."""
         from quantkit.engine.durations import seconds
-        from quantkit.serving import emit
         from quantkit.serving.fleet import SLOW_TTFT, Fleet, Targets
         from quantkit.serving.fleet import replicas as parsed
 
@@ -85,6 +84,8 @@ class Files:
         targets = Targets(seconds(self.ttft, "--ttft") or SLOW_TTFT, seconds(self.tpot, "--tpot"))
         fleet = Fleet(least, most, targets, self.image, is_scaled=self.replicas is not None)
         if self.kind is not None:
+            from quantkit.serving import emit
+
             emit.check(self.kind, self.folder, fleet, self.force)
         return fleet
 

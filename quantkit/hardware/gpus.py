@@ -36,6 +36,7 @@ MOST = 1e18
 """No device exceeds this; guards against infinite input."""
 ENTRY = re.compile(r"^- name: (.+)\n", re.MULTILINE)
 ALIASES = re.compile(r"^  aliases: \[(.*)\]$", re.MULTILINE)
+OUTLINED = re.compile(r"^  (vendor|memory_gb|bandwidth_gb_s|year): (.+)$", re.MULTILINE)
 QUANTITY = re.compile(r"([\d.]+)\s*([kmgtp]?)(i?)b(/s|ps)?", re.IGNORECASE)
 
 
@@ -137,6 +138,33 @@ def _entries() -> dict[str, str]:
 def load() -> tuple[GPU, ...]:
     """All devices in the file, in order."""
     return tuple(map(_named, _entries()))
+
+
+@dataclass(frozen=True)
+class Outline:
+    """Enough of a device to decide whether it is worth reading the rest."""
+
+    name: str
+    vendor: str
+    memory_gb: float
+    bandwidth_gb_s: float
+    year: int | None = None
+
+    @property
+    def gpu(self) -> GPU:
+        return _named(self.name)
+
+
+@cache
+def outlines() -> tuple[Outline, ...]:
+    """All devices in the file, in order, without parsing it."""
+    found = []
+    for name, text in _entries().items():
+        known = dict(OUTLINED.findall(text))
+        year = int(known["year"]) if "year" in known else None
+        rate = float(known["bandwidth_gb_s"])
+        found.append(Outline(name, known["vendor"], float(known["memory_gb"]), rate, year))
+    return tuple(found)
 
 
 @cache

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from quantkit import resources
 from quantkit.errors import RecipeError, UnknownName
 from quantkit.specs import read_yaml
 
@@ -32,7 +33,7 @@ def split_addition(name: str) -> tuple[str, str | None]:
 
 def content(path: Path) -> dict[str, Any]:
     """The contents of a file, as plain data."""
-    data = read_yaml(path, RecipeError)
+    data = read_yaml(path, RecipeError, is_ours=path.parent == resources.folder("recipes"))
     if not isinstance(data, dict):
         raise RecipeError(f"{path} is not a recipe: it must be a list of `key: value` lines")
     return data
