@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from quantkit.advise import (
     formats,
+    memory,
     offload,
     parallel,
     profiles,
@@ -319,7 +320,8 @@ def served(question: Question, gpu: GPU) -> list[Candidate]:
 def serving(question: Question, gpu: GPU) -> Iterator[Candidate]:
     """Those that serve; what cannot is left out as soon as that is known.
 
-    Formats of too low quality are not tried, and none is if prompts take too long in any.
+    Formats of too low quality are not tried, nor those larger than all memory, and none is if
+    prompts take too long in any.
     """
     limit = question.limits.ttft
     if limit is not None and question.measured is None:
@@ -327,9 +329,21 @@ def serving(question: Question, gpu: GPU) -> Iterator[Candidate]:
         if speeds.least_first_token(plain, question.count, question.load(1)) > limit:
             return
     for format in good_enough(question):
+        made = question.catalogue.work(format)
+        if isinstance(made, str) or not may_fit(question, gpu, format, made.stored_bytes):
+            continue
         found = _candidate(question, gpu, format)
         if found.serves:
             yield found
+
+
+def may_fit(question: Question, gpu: GPU, format: Format, weight_bytes: int) -> bool:
+    """Whether the memory of all GPUs together holds weights and caches, and nothing beside them."""
+    if question.host is not None and format.engine == "llama.cpp":
+        return True
+    shape, own = question.catalogue.shape, question.context - question.shared_prefix
+    (user,) = memory.user_bytes(shape, own, format.kv_bits, ONE)
+    return weight_bytes + (question.users or 1) * user <= question.count * gpu.usable_bytes
 
 
 def good_enough(question: Question) -> Iterator[Format]:

@@ -55,7 +55,7 @@ class Format:
     def least_bits(self) -> int:
         """Bits of the smallest weight."""
         if isinstance(self.recipe, Recipe):
-            return self.recipe.weights.num_bits
+            return min(part.weights.num_bits for part in self.recipe.parts)
         if self.recipe is None:
             return 16
         kinds = (self.recipe.gguf, *self.recipe.tensors.values())

@@ -175,8 +175,8 @@ def fits(
     shared -= shared % engine.page_tokens
     own = context - shared
     pages = -(-own // engine.page_tokens) * engine.page_tokens
-    users_bytes = _user_bytes(shape, pages, kv_bits, split, by_layers)
-    shared_bytes = _user_bytes(shape, shared, kv_bits, split, by_layers)
+    users_bytes = user_bytes(shape, pages, kv_bits, split, by_layers)
+    shared_bytes = user_bytes(shape, shared, kv_bits, split, by_layers)
     last = len(users_bytes) - 1
     room = []
     for stage, weights in enumerate(parallel.stage_bytes(shape, recipe, split)):
@@ -257,8 +257,8 @@ def overhead_bytes(
     return engine.fixed_bytes + engine.graph_bytes + residual + most
 
 
-def _user_bytes(
-    shape: ModelShape, tokens: int, kv_bits: int, split: Split, by_layers: bool
+def user_bytes(
+    shape: ModelShape, tokens: int, kv_bits: int, split: Split, by_layers: bool = False
 ) -> list[int]:
     """Keys and values of one user on a GPU of each stage; for llama.cpp, on the fullest."""
     key = "kv", tokens, split.tensor, split.pipeline, by_layers

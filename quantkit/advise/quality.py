@@ -118,6 +118,7 @@ def of(format: Format, shape: ModelShape, measured: Mapping[str, Quality]) -> Qu
     )
 
 
+@cache
 def _prior(name: str, n_parameters: int) -> Quality | None:
     """The published figure for the nearest size, or a better one for fewer bits of the same kind.
 

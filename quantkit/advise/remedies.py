@@ -11,10 +11,10 @@ from quantkit.advise.candidates import (
     Catalogue,
     Question,
     good_enough,
+    may_fit,
     serving,
     utilisation,
 )
-from quantkit.advise.formats import Format
 from quantkit.advise.ranking import ranking_of
 from quantkit.advise.split import ANY
 from quantkit.hardware import gpus
@@ -189,7 +189,11 @@ def _smaller_model(question: Question, gpu: GPU) -> Remedy | None:
             catalogue=Catalogue(of_it), qualities={}, measured=None, speculation=None
         )
         # What cannot fit by its bits alone need not be planned.
-        among = tuple(one for one in good_enough(other) if _may_fit(one, other, gpu))
+        among = tuple(
+            one
+            for one in good_enough(other)
+            if may_fit(other, gpu, one, of_it.n_parameters * one.least_bits // 8)
+        )
         if not among:
             continue
         if first := _first(other.but(catalogue=Catalogue(of_it, among)), gpu):
@@ -203,31 +207,13 @@ def _smaller_model(question: Question, gpu: GPU) -> Remedy | None:
     return None
 
 
-def _may_fit(format: Format, question: Question, gpu: GPU) -> bool:
-    """Whether the weights alone fit, none of them in more bits than the smallest; files also go
-    into the host's memory.
-    """
-    if question.host is not None and format.engine == "llama.cpp":
-        return True
-    least_bytes = question.catalogue.shape.n_parameters * format.least_bits // 8
-    return least_bytes < question.count * gpu.usable_bytes
-
-
 def _kept(candidate: Candidate) -> float:
     return candidate.quality.recovery if candidate.quality else 0.0
 
 
 def _first(question: Question, gpu: GPU) -> Candidate | None:
     """What would then be chosen."""
-    if question.host is None and question.count * gpu.usable_bytes < _least_bytes(question):
-        return None
     return next(iter(ranking_of(list(serving(question, gpu)), question)), None)
-
-
-def _least_bytes(question: Question) -> int:
-    """Bytes of the smallest format that is good enough, without anything beside it."""
-    works = map(question.catalogue.work, good_enough(question))
-    return min((one.stored_bytes for one in works if not isinstance(one, str)), default=0)
 
 
 def _longest_context(question: Question, gpu: GPU) -> tuple[int, Candidate] | None:
