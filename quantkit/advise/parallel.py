@@ -41,7 +41,7 @@ def usual(recipe: AnyRecipe | None, n_gpus: int) -> Split:
 def n_experts(shape: ModelShape) -> int:
     """Experts that each token chooses from; 0 in a dense model."""
     if "experts" not in shape.made:
-        has_any = any(EXPERT.search(tensor.name) for tensor in shape.tensors)
+        has_any = any(EXPERT.search(tensor.name) for tensor in shape.thin[0].tensors)
         known = (shape.config.get(key) for key in EXPERTS)
         shape.made["experts"] = int(next(filter(None, known), 0)) if has_any else 0
     return int(shape.made["experts"])

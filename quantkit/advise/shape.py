@@ -5,12 +5,20 @@ formulas; from a size such as 70B, assumed.
 """
 
 import re
-from collections.abc import Collection, Container, Hashable, Iterable, Mapping
+from collections.abc import (
+    Collection,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from quantkit import resources
 from quantkit.advise import families, sizes
@@ -68,6 +76,46 @@ def at_block(name: str) -> tuple[str, int | None, str]:
     return name[: found.start()], int(found[1]), name[found.end() :]
 
 
+class Repeated(Sequence[Tensor]):
+    """Tensors with every expert of a block, from those with the first: tens of thousands, made
+    only where somebody looks at them.
+    """
+
+    def __init__(self, first: Sequence[Tensor], n_experts: int) -> None:
+        self._first = first
+        self.n_experts = n_experts
+
+    @cached_property
+    def _all(self) -> tuple[Tensor, ...]:
+        tensors: list[Tensor] = []
+        for is_expert, run in groupby(self._first, lambda t: EXPERT.search(t.name) is not None):
+            if not is_expert:
+                tensors += run
+                continue
+            parts = [(t, t.name.partition(".experts.0.")) for t in run]
+            for number in range(self.n_experts):
+                tensors += [
+                    Tensor(f"{before}.experts.{number}.{rest}", t.dtype, t.shape, t.is_linear)
+                    for t, (before, _, rest) in parts
+                ]
+        return tuple(tensors)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
+
+    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+        return self._all[index]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._all)
+
+
 @dataclass(frozen=True)
 class Sample:
     """A model without repetition: one expert per layer, one block of each kind.
@@ -107,7 +155,7 @@ class ModelShape:
     label: str
     config: Mapping[str, Any]
     """With the defaults of its class, see `families.completed`."""
-    tensors: tuple[Tensor, ...]
+    tensors: Sequence[Tensor]
     """As quantkit stores them: a tied head is omitted."""
     assumed: bool = False
     """Only a size was given; `note` says which model stands in for it."""
@@ -127,14 +175,17 @@ class ModelShape:
     @cached_property
     def n_parameters(self) -> int:
         """Weights of the model, tied ones counted once."""
-        thin, n_experts = self.thin
-        one = Sample(thin, n_experts)
-        return sum(tensor.n_elements * one.experts(tensor.name) for tensor in thin.tensors)
+        return sum(n * tensor.n_elements for tensor, n in self._counted())
 
     @cached_property
     def size_bytes(self) -> int:
         """Bytes of the unquantised model."""
-        return sum(tensor.size_bytes for tensor in self.tensors)
+        return sum(n * tensor.size_bytes for tensor, n in self._counted())
+
+    def _counted(self) -> Iterator[tuple[Tensor, int]]:
+        """The first expert of each layer and all other tensors, with how many each stands for."""
+        alike = Sample(*self.thin)
+        return ((tensor, alike.experts(tensor.name)) for tensor in alike.shape.tensors)
 
     @cached_property
     def stored(self) -> list[TensorSpec]:
@@ -246,16 +297,21 @@ class ModelShape:
         place = Path(self.label)
         family = family_of(self.config, place)
         metadata = metadata_of(family, self.config, place)
-        # Blocks of the sample with all their experts, and everything outside blocks.
-        blocks = tuple(f"{before}.{number}." for before, number in self.sample.layers)
-        known = {t.name for t in self.sample.shape.tensors}
-        first = {t.name: t for t in self.tensors if t.name in known or t.name.startswith(blocks)}
         found = []
-        for one in tensors_of(first, family, self.config, place):
+        for one in tensors_of(self._blocks(), family, self.config, place):
             layers = self.sample.layers_of(one.parts[0]) if one.parts else ()
             names = [BLOCK.sub(f"blk.{layer}.", one.name, count=1) for layer in layers]
             found += [(name, one.shape) for name in names or [one.name]]
         return found, {"general.architecture": family.llamacpp, **metadata}
+
+    def _blocks(self) -> dict[str, Tensor]:
+        """Blocks of the sample with all their experts, and everything outside blocks."""
+        sample = self.sample.shape.tensors
+        if isinstance(self.tensors, Repeated):
+            return {t.name: t for t in Repeated(sample, self.tensors.n_experts)}
+        known = {t.name for t in sample}
+        blocks = tuple(f"{before}.{number}." for before, number in self.sample.layers)
+        return {t.name: t for t in self.tensors if t.name in known or t.name.startswith(blocks)}
 
 
 def of(model: str) -> ModelShape:
@@ -310,21 +366,10 @@ def from_config(
 
 
 def _with_experts(thin: ModelShape, n_experts: int) -> ModelShape:
-    """Expand a model that has only the first expert of each block to all of them."""
-    tensors: list[Tensor] = []
-    for is_expert, run in groupby(thin.tensors, lambda t: EXPERT.search(t.name) is not None):
-        if not is_expert:
-            tensors += run
-            continue
-        parts = [(t, t.name.partition(".experts.0.")) for t in run]
-        for number in range(n_experts):
-            tensors += [
-                Tensor(f"{before}.experts.{number}.{rest}", t.dtype, t.shape, t.is_linear)
-                for t, (before, _, rest) in parts
-            ]
-    if len(tensors) == len(thin.tensors):
+    """The model of all experts, from one that has only the first of each block."""
+    if n_experts < 2 or not any(EXPERT.search(tensor.name) for tensor in thin.tensors):
         return thin
-    full = replace(thin, tensors=tuple(tensors))
+    full = replace(thin, tensors=Repeated(thin.tensors, n_experts))
     full.__dict__["thin"] = thin, n_experts  # presets the cached property
     return full
 

@@ -169,7 +169,7 @@ def test_experts_that_follow_from_a_config_are_all_there():
         for name, size in families.shapes(families.completed(config, "x"), "x").items()
     )]  # fmt: skip
     assert [(t.name, t.shape) for t in found.tensors] == [(t.name, t.shape) for t in stored]
-    assert found.tensors == shape.from_tensors(config, stored, "mixture").tensors
+    assert tuple(found.tensors) == shape.from_tensors(config, stored, "mixture").tensors
     thin, n = replace(found).thin  # which drops what it was given
     assert (thin.tensors, n) == (found.thin[0].tensors, 12)
     assert found.n_parameters == sum(spec.n_elements for spec in stored)

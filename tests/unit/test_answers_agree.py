@@ -5,9 +5,10 @@ import json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import document
+from quantkit.advise import candidates, document
 from quantkit.advise.candidates import OBJECTIVES, Limits
 from quantkit.advise.offload import Host
+from quantkit.advise.speed import least_first_token
 from quantkit.errors import QuantkitError
 from quantkit.hardware import gpus
 from quantkit.serving.questions import Drafting, Query, answer
@@ -58,6 +59,7 @@ def test_nothing_in_an_answer_contradicts_another_part_of_it(asked):
     told = json.loads(json.dumps(document.to_json(found.found, notes=found.notes)))
     for candidate in one.candidates:
         _check_candidate(candidate, asked)
+        _check_bounds(candidate, one.question)
     serving = [c for c in one.candidates if c.serves]
     assert (one.chosen is None) == (not serving)
     assert told["answers"][0]["format"] == one.best
@@ -116,6 +118,18 @@ def _check_candidate(one, asked):
     assert (speed.drafted > 0) == bool(
         asked.drafting and asked.drafting.acceptance and one.size.offload is None
     )
+
+
+def _check_bounds(one, question):
+    """What is left out early, for being too large or too slow, is never what would serve."""
+    catalogue = question.catalogue
+    if one.fit is not None and one.fit.fits:
+        stored, least = catalogue.work(one.format).stored_bytes, one.format.least_bits
+        assert catalogue.shape.n_parameters * least // 8 <= stored
+        assert candidates.may_fit(question, one.gpu, one.format, stored)
+    if one.speed is not None and one.speed.first_token is not None:
+        bound = least_first_token(catalogue.plain(one.gpu), one.count, one.load)
+        assert 0 < bound <= one.speed.first_token.typical
 
 
 def _check_plan(plan, chosen, asked):

@@ -83,6 +83,13 @@ def test_devices_read_one_by_one_are_those_of_the_whole_file():
         assert all(getattr(gpu, key) == entry.get(key) for key in FIGURES)
 
 
+def test_outlines_are_those_of_the_devices():
+    for outline, gpu in zip(gpus.outlines(), gpus.load(), strict=True):
+        assert outline.gpu is gpu
+        for figure in ("name", "vendor", "memory_gb", "bandwidth_gb_s", "year"):
+            assert getattr(outline, figure) == getattr(gpu, figure), gpu.name
+
+
 def test_no_name_stands_for_two_devices():
     names = Counter(n for gpu in GPUS for n in {normal(n) for n in (gpu.name, *gpu.aliases)})
     assert [name for name, count in names.items() if count > 1] == []
