@@ -15,6 +15,7 @@ import math
 import os
 import platform
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,24 @@ RECOMMEND = "recommend 8B --gpu L40S --count 2 --context 16384 --users 40"
 NOTHING = "recommend 405B --gpu RTX4090 --users 10"
 MIXTURE = "recommend Qwen3-235B-A22B --gpu H100 --count 8 --users 32"
 ALL = "recommend 8B --gpu all"
+HARD = {
+    "an 8B with 128k of context and a first token in 1 s on an H200": (
+        "recommend 8B --gpu H200 --context 128k --ttft 1s --tpot 50ms"
+    ),
+    "the same for 64 users and 5 ms a token": (
+        "recommend 8B --gpu H200 --context 128k --users 64 --ttft 1s --tpot 5ms"
+    ),
+    "an 8B with 128k of context on an RTX 3070": "recommend 8B --gpu RTX3070 --context 128k",
+    "a 235B on four RTX 4090": "recommend 235B --gpu RTX4090 --count 4",
+    "Qwen3-235B-A22B on four RTX 4090": (
+        "recommend models/Qwen3-235B-A22B --gpu RTX4090 --count 4"
+    ),
+    "a model of 10^12 weights on eight H200": "recommend 1T --gpu H200 --count 8",
+    "a 32B for 200 users on two RTX 4070 Ti": (
+        "recommend 32B --gpu 'RTX 4070 Ti' --count 2 --context 32k --users 200"
+    ),
+}
+"""Questions of `recommend` that take longest: few fit, or there are many ways to share GPUs."""
 GATE_SAID_NO = 1
 THREE = "quantize demo -r fp8-dynamic -r rtn-w4a16 -r rtn-w8a16 --quiet --force -o three"
 
@@ -197,7 +216,7 @@ def cpu_seconds(command: list[str], folder: Path) -> tuple[float, int, str]:
 
 
 def least(command: list[str], repeat: int, folder: Path) -> float:
-    """Seconds of the quickest run, after one to warm up."""
+    """Seconds of the quickest run, after one to warm up; "no" is an answer, too."""
     runs = [cpu_seconds(command, folder) for _ in range(repeat + 1)]
     if any(code not in (0, GATE_SAID_NO) for _, code, _ in runs):
         raise SystemExit(f"{' '.join(command)} failed: {runs[0][2]}")
@@ -255,6 +274,19 @@ def enlarge(folder: Path, resources: Any) -> None:
         stream.truncate(8 + len(raw) + offset)
 
 
+def questions(run: list[str], folder: Path, repeat: int) -> dict[str, float]:
+    """Seconds for each of the thirty questions of docs/choosing.md, and for the hard ones."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+    import questions as thirty
+
+    models = folder / "models"
+    models.mkdir()
+    thirty.prepare(models)
+    typed = {text: thirty.arguments(asked, "models") for text, asked in thirty.QUESTIONS}
+    typed |= {text: shlex.split(command) for text, command in HARD.items()}
+    return {text: least([*run, *words], repeat, folder) for text, words in typed.items()}
+
+
 def refusals(run: list[str], folder: Path, only: str) -> dict[str, dict[str, Any]]:
     """The table: seconds of the processor and the exit code, for what is wrong in every command."""
     found: dict[str, dict[str, Any]] = {}
@@ -306,6 +338,7 @@ def main() -> None:
         }
         for name, command in commands.items():
             result[name] = least(command, args.repeat, folder)
+        result["questions"] = questions(run, folder, min(2, args.repeat))
         result["refusals"] = refusals(run, folder, "")
     if args.out:
         write(args.out, result)

@@ -82,6 +82,35 @@ QUESTIONS: list[tuple[str, Query]] = [
 ]  # fmt: skip
 
 
+def arguments(asked: Asked, models: str = "") -> list[str]:
+    """A question as it is typed; `models` is the folder of those that are more than a size."""
+    (model,), (gpu,) = asked.models, asked.gpus
+    words = ["recommend", f"{models}/{model}" if models and model in CONFIGS else model]
+    words += ["--gpu", "cpu", "--memory", _gib(gpu.usable_bytes)] if gpu.name == "a CPU" else []
+    words += [] if gpu.name == "a CPU" else ["--gpu", gpu.name]
+    host, drafting = asked.host, asked.drafting
+    options = {
+        "count": asked.count,
+        "context": asked.context,
+        "users": asked.users,
+        "objective": asked.objective,
+        "shared-prefix": asked.shared_prefix or None,
+        "ttft": asked.limits.ttft,
+        "tpot": asked.limits.tpot,
+        "draft": drafting and drafting.text,
+        "acceptance": drafting and drafting.acceptance,
+        "host-memory": host and _gib(host.memory_bytes or 0),
+        "host-bandwidth": host and f"{host.bandwidth_gb_s:g}GB/s",
+    }
+    for name, value in options.items():
+        words += [] if value is None else [f"--{name}", str(value)]
+    return words
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:g}GiB"
+
+
 def prepare(folder: Path) -> None:
     """Configs of the models that are more than a size."""
     for name, config in CONFIGS.items():

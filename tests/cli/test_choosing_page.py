@@ -2,6 +2,7 @@
 
 import importlib.util
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,19 @@ def test_thirty_questions_have_the_answers_of_today(tmp_path):
     assert script.TABLE.search(script.PAGE.read_text())[0].split("\n", 1)[1].startswith(answers), (
         "run: make docs"
     )
+
+
+def test_thirty_questions_can_be_typed(run_cli, monkeypatch):
+    asked = []
+    answer = script.questions.answer
+
+    def seen(question):
+        asked.append(question)
+        return answer(replace(question, models=("1B",), drafting=None, in_depth=False))
+
+    monkeypatch.setattr("quantkit.serving.questions.answer", seen)
+    for text, question in script.questions.QUESTIONS:
+        run_cli(script.questions.arguments(question))
+        typed = asked.pop()
+        host = typed.host and replace(typed.host, name=question.host.name)
+        assert replace(typed, host=host, in_depth=question.in_depth) == question, text

@@ -184,17 +184,28 @@ def test_the_longest_context_is_the_longest():
     assert not any(c.serves for c in longer)
 
 
-def test_other_questions_have_other_answers():
-    found = answer("H100 SXM", objective="throughput", users=64)
+@pytest.mark.parametrize(
+    ("gpu", "question"),
+    [
+        ("H100 SXM", {"objective": "throughput", "users": 64}),
+        ("L4", {"count": 4, "users": 16}),  # splits tried once are compared for other objectives
+        ("A10G", {"objective": "memory", "count": 2}),
+    ],
+)
+def test_other_questions_have_other_answers(gpu, question):
+    found = answer(gpu, **question)
     assert found.changes
     for change in found.changes:
         option, _, rest = change.removeprefix("with ").partition(": ")
         name, value = option.split()
         key, kind = CHANGED.get(name, ("objective", str))
         again = recommend(found.question.but(**{key: kind(value)}), found.gpu, in_depth=False)
-        got = "no format fits" if again.chosen is None else again.chosen.format.name
-        assert rest.startswith(got)
-        assert got != found.chosen.format.name
+        if again.chosen is None:
+            assert rest == "no format fits"
+            continue
+        figure = words.figure(again.chosen, again.question.objective)
+        assert rest == f"{again.chosen.format.name}, {figure}"
+        assert again.chosen.format.name != found.chosen.format.name
 
 
 def test_without_users_throughput_counts_on_all_that_fit():
