@@ -95,9 +95,15 @@ def estimate(case: Case, load: Load, speculation: Speculation) -> Speed:
     depth = load.prompt + load.answer // 2
     typical = efficiency.of(case.format.engine, case.gpu.vendor)[efficiency.TYPICAL]
     tokens = speculation.acceptance.tokens
+    known: dict[tuple[int, Efficiency], float] = {}
+
+    def draft(case: Case, users: int, depth: int, end: Efficiency) -> float:
+        if (users, end) not in known:  # the same for every number of drafted tokens
+            known[users, end] = speculation.draft(case, users, depth, end)
+        return known[users, end]
 
     def seconds_a_token(k: int, users: int, end: Efficiency) -> float:
-        return step_seconds(case, users, depth, end, speculation.draft, k) / tokens[k - 1]
+        return step_seconds(case, users, depth, end, draft, k) / tokens[k - 1]
 
     n = speculation.n_tokens
     if n is not None and n > len(tokens):

@@ -123,9 +123,13 @@ def _root(
 def main(arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
-    name = given[0] if given else ""
-    with _without_collector(name in ANSWERS or name not in COMMANDS):
+    with _without_collector(_is_quick(given)):
         return _answered(given)
+
+
+def _is_quick(given: list[str]) -> bool:
+    name = given[0] if given else ""
+    return name in ANSWERS or name not in COMMANDS
 
 
 def _answered(given: list[str]) -> int:
@@ -212,6 +216,8 @@ def _terminate(number: int, frame: object) -> NoReturn:
 
 def entry() -> NoReturn:
     """The console script."""
+    if _is_quick(sys.argv[1:]):
+        gc.disable()  # for good: enabled again, it would scan everything at once
     code = main()
     gc.freeze()  # otherwise the interpreter scans all objects once more before it exits
     sys.exit(code)
