@@ -7,9 +7,10 @@ blocks that do not divide fused layers, sizes that no kernel supports.
 from typing import Any
 
 from quantkit import formats
-from quantkit.advise import weights
+from quantkit.advise import parallel, weights
 from quantkit.advise.shape import ModelShape, at_block
 from quantkit.dispatch import prediction
+from quantkit.hardware import support
 from quantkit.hardware.gpus import GPU
 from quantkit.model.headers import TensorSpec
 from quantkit.recipe import AnyRecipe, Recipe
@@ -22,6 +23,9 @@ UNSERVED = ("gpt-oss-experts",)
 
 def refusal(shape: ModelShape, recipe: AnyRecipe | None, gpu: GPU) -> str | None:
     """Why vLLM would refuse the result on a GPU; None if it loads, or if that is unknown."""
+    if isinstance(recipe, Recipe) and gpu.vendor == "cpu" and parallel.n_experts(shape):
+        is_fp8 = support.format_of(recipe).startswith("fp8")
+        return "vLLM's kernels for FP8 experts on CPUs need AMX" if is_fp8 else None
     if not isinstance(recipe, Recipe) or gpu.capability is None:
         return None
     key = f"refusal {weights.digest(shape, recipe)} {gpu.capability}"

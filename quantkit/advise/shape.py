@@ -331,8 +331,12 @@ def of(model: str) -> ModelShape:
         return from_config(config, model.strip(), assumed=True, note=note)
     if (n_weights := sizes.parse(model)) is not None:
         return _of_size(n_weights, model.strip())
-    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+    is_hub_id = model.count("/") == 1 and "," not in model
+    if path.is_absolute() or model.startswith((".", "~")) or not is_hub_id:
         hint = ". Did you mean demo?" if near_matches(model, ["demo"]) else ""
+        if "," in model:
+            several = " ".join(part.strip() for part in model.split(",") if part.strip())
+            hint = f". Separate several models by spaces: {several}"
         raise SourceError(
             f"there is no {model}; a model is a folder, a config.json, a hub id such as "
             f"Qwen/Qwen3-8B, or a size such as 70B{hint}"

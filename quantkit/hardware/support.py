@@ -64,6 +64,10 @@ OTHER_AMD = "other AMD"
 GENERIC = "Triton's kernels, which vLLM's table of supported hardware does not name for AMD"
 UNNAMED = "a kernel exists, and vLLM's table of supported hardware does not name it"
 ABSENT = "not in vLLM's table of supported hardware"
+# From 0.24 on compressed-tensors' layers are given to torch._scaled_mm where no capability is known
+# (compressed_tensors.py: _check_scheme_supported; kernels/linear/scaled_mm/pytorch.py). The FP8
+# kernels of scaled_mm/cpu.py and fused_moe/experts/cpu_moe.py (0.32) need AMX.
+FP8_ON_CPU = "torch's scaled products, from vLLM 0.24 on; FP8 instructions need AMX-FP8"
 
 
 def _weight_only(bits: int) -> dict[str, tuple[Rule, ...]]:
@@ -176,6 +180,7 @@ VLLM: dict[str, dict[str, tuple[Rule, ...]]] = {
         "amd": _fp8_amd(),
         "intel": (Rule("emulated", UNNAMED),),
         "gaudi": (Rule("native", "through the vLLM-Gaudi plug-in and Intel Neural Compressor"),),
+        "cpu": (Rule("emulated", FP8_ON_CPU, who="CPUs"),),
     },
     "fp8-block": {
         "nvidia": (
@@ -189,6 +194,7 @@ VLLM: dict[str, dict[str, tuple[Rule, ...]]] = {
         ),
         "amd": _fp8_amd(),
         "intel": (Rule("emulated", UNNAMED),),
+        "cpu": (Rule("no", "vLLM's kernel for FP8 blocks on CPUs needs AMX"),),
     },
     "kv-fp8": {
         "nvidia": (
@@ -199,6 +205,7 @@ VLLM: dict[str, dict[str, tuple[Rule, ...]]] = {
             Rule("no", "attention kernels with an FP8 cache start at 8.0", 7.0, 8.0),
         ),
         "amd": _fp8_amd(emulated=True),
+        "cpu": (Rule("no", "vLLM's attention on CPUs needs AVX-512 or AMX for an FP8 cache"),),
     },
     "nvfp4": NVFP4,
     "nvfp4-fp8": NVFP4,

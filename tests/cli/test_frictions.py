@@ -77,6 +77,8 @@ def test_an_output_that_cannot_be_written_says_so(run_cli, tmp_path, place, monk
     [
         (["quantize", "demoo", "-r", "fp8-dynamic"], "Did you mean demo?"),
         (["recommend", "demoo", "--gpu", "L4"], "Did you mean demo?"),
+        (["recommend", "8B,70B", "--gpu", "L4"], "Separate several models by spaces: 8B 70B"),
+        (["recommend", "Qwen/Qwen3-8B,70B", "--gpu", "L4"], "by spaces: Qwen/Qwen3-8B 70B"),
         (["recipes", "show", "fp8"], "Did you mean fp8-block or fp8-dynamic"),
         (["recommend", "8B", "--gpu", "Mac"], "M3 Max"),
         (["recommend", "8B", "--gpu", "M3"], "Did you mean M3 Max or M3 Ultra?"),

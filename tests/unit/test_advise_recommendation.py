@@ -176,6 +176,15 @@ def test_every_remedy_helps_and_the_cheapest_comes_first(gpu, model, question):
         assert remedy.format in serving
 
 
+def test_fp8_serves_dense_models_on_cpus_but_no_experts():
+    cpu = gpus.find("CPU 12 x DDR5-4800")
+    for model, lacks in (("8B", ""), ("30B-A3B", "support")):
+        question = Question(Catalogue(shape.of(model)), context=2048)
+        found = named(recommend(question, cpu, in_depth=False))["fp8-dynamic"]
+        assert found.lacks == lacks
+        assert ("experts" in found.problem) == bool(lacks)
+
+
 def test_the_longest_context_is_the_longest():
     found = answer("RTX 4090", users=40, context=16384)
     way = next(r for r in found.remedies if r.change.startswith("--context"))

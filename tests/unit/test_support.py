@@ -40,7 +40,7 @@ every_gpu = pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
         ("Arc B580", "native native no emulated emulated emulated no no"),
         ("Gaudi 3", "native no no no native no no no"),
         ("M3 Ultra", "no no no no no no no no"),
-        ("server CPU", "native native no native no no no no"),
+        ("server CPU", "native native no native emulated no no no"),
     ],
 )
 def test_what_vllm_runs(name, expected):
@@ -85,6 +85,15 @@ def test_llama_cpp_runs_gguf_and_nothing_else(gpu):
 def test_every_answer_has_a_reason(gpu):
     answers = [runs(gpu, format, engine) for format in FORMATS for engine in ENGINES]
     assert all(len(answer.reason) > 15 for answer in answers)
+
+
+def test_fp8_on_a_cpu_is_emulated_where_no_amx_is_needed():
+    gpu = find("CPU 2 x DDR5-5600")
+    assert runs(gpu, "fp8-w8a8").how == "emulated"
+    assert "0.24" in runs(gpu, "fp8-w8a8").reason
+    for format in ("fp8-block", "kv-fp8"):
+        assert (runs(gpu, format).how, "AMX" in runs(gpu, format).reason) == ("no", True)
+    assert runs(find("Raspberry Pi 5"), "fp8-w8a8").how == "no"
 
 
 def test_formats_and_engines_are_checked():
