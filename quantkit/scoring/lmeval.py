@@ -264,7 +264,8 @@ def _manager(tasks: Sequence[str]) -> Any:
     # lm-eval reads thousands of files to list its own tasks; ours alone load in moments.
     folders = tuple(sorted(FOLDERS))
     manager = _all_tasks(True, folders)
-    if not set(tasks) <= set(manager.all_tasks):
+    if missing := [task for task in tasks if task not in manager.all_tasks]:
+        task_names.check(missing, manager.all_tasks)  # as text, in a tenth of the time
         manager = _all_tasks(False, folders)
     for task in tasks:
         if task not in manager.all_tasks:

@@ -18,8 +18,8 @@ DEFINED = re.compile(rb"\n(?:task|group|tag):[ \t]*[\"']?([\w.+-]+)")
 USUAL = ("python_docs", "python_quiz", "wikitext", "mmlu")
 
 
-def check(tasks: Sequence[str]) -> None:
-    """Refuse names that lm-eval cannot have."""
+def check(tasks: Sequence[str], others: Sequence[str] = ()) -> None:
+    """Refuse names that lm-eval cannot have; `others` may have been meant, too."""
     named = [task for task in expanded(tasks) if task != FOLLOWED and not is_own(task)]
     for task in named:
         if is_path(task) and not Path(task).expanduser().exists():
@@ -30,7 +30,7 @@ def check(tasks: Sequence[str]) -> None:
     mentioned = _mentioned(folder, away)
     for task in away:
         if task not in mentioned:
-            raise unknown(task, _defined(folder))
+            raise unknown(task, [*_defined(folder), *others])
 
 
 def unknown(task: str, known: Sequence[str]) -> UnknownName:

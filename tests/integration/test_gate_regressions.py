@@ -39,6 +39,8 @@ READ = [0, 1, 5, 6, 7, 9, 11, 12, 13, 15, 16, 18, 20, 21, 22, 23, 26, 27, 28, 29
 LONGEST = 1700
 """Characters after which a document is cut: what remains is as much as a verdict needs."""
 ASKED = ScoreOptions(("python_docs",), samples={"python_docs": READ})
+FEW = replace(ASKED, samples={"python_docs": [1, 11, 15, 20, 21, 22, 27, 28, 29]})
+"""Enough to fail what is far off; to pass takes all of the above."""
 BLOCK = "model.layers.3"
 LAYER = "model.layers.2.mlp.down_proj"
 
@@ -67,6 +69,11 @@ def good(source, tmp_path_factory):
 @pytest.fixture(scope="module")
 def baseline(source):
     return evaluate(source, ASKED, "cpu")
+
+
+@pytest.fixture(scope="module")
+def few(source):
+    return evaluate(source, FEW, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -119,28 +126,28 @@ def test_a_good_checkpoint_passes(baseline, good_scored):
     assert "calibration_ratio" in {check.metric for check in verdict.checks}
 
 
-def test_one_block_in_two_bits_is_named(baseline, good, tmp_path):
+def test_one_block_in_two_bits_is_named(few, good, tmp_path):
     modules = [name for name in good.manifest.layers if name.startswith(f"{BLOCK}.")]
     two_bits = lambda values: ((values + 6) / 4.0).round().clamp(0, 3) * 4 - 6  # noqa: E731
     spoilt = damaged(good, tmp_path / "c", two_bits, modules)
-    found = reasons(judged(baseline, evaluate(spoilt, ASKED, "cpu")))
+    found = reasons(judged(few, evaluate(spoilt, FEW, "cpu")))
     assert "block 3 stands out" in found
 
 
-def test_a_layer_of_zeros_is_named(baseline, good, tmp_path):
+def test_a_layer_of_zeros_is_named(few, good, tmp_path):
     spoilt = damaged(good, tmp_path / "c", torch.zeros_like, [LAYER])
-    found = reasons(judged(baseline, evaluate(spoilt, ASKED, "cpu")))
+    found = reasons(judged(few, evaluate(spoilt, FEW, "cpu")))
     assert "down_proj of block 2 stands out" in found
 
 
-def test_calibration_on_noise_is_named(baseline, source, tmp_path, monkeypatch):
+def test_calibration_on_noise_is_named(few, source, tmp_path, monkeypatch):
     noise = torch.randint(0, 4096, (32, 128), generator=torch.Generator().manual_seed(0))
     tokens = CalibrationTokens("noise.jsonl", noise)
     monkeypatch.setattr(prepare, "load_tokens", lambda *_: tokens)
     (made,) = quantize(
         source, [load(RECIPE)], tmp_path, "cpu", calibration=CalibrationChoice("noise.jsonl")
     )
-    found = reasons(judged(baseline, evaluate(made, ASKED, "cpu")))
+    found = reasons(judged(few, evaluate(made, FEW, "cpu")))
     assert "calibration_ratio is" in found
     assert "at most 100 is allowed" in found
 
