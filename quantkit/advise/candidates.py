@@ -78,12 +78,11 @@ class Catalogue:
             known = self._cases[key] = speeds.Case(self.shape, made, format, gpu, split)
         return known
 
-    def plain(self, gpu: GPU) -> speeds.Case:
-        """The unquantised model on one GPU."""
+    def plain(self, gpu: GPU) -> speeds.Case | None:
+        """The unquantised model on one GPU; None if it does not come unquantised."""
         format = formats.of(None)
         made = self.work(format)
-        assert not isinstance(made, str)
-        return self.case(format, made, gpu, ONE)
+        return None if isinstance(made, str) else self.case(format, made, gpu, ONE)
 
 
 def no_extras(split: Split, format: Format) -> Extras:
@@ -325,8 +324,8 @@ def serving(question: Question, gpu: GPU) -> Iterator[Candidate]:
     """
     limit = question.limits.ttft
     if limit is not None and question.measured is None:
-        plain = question.catalogue.plain(gpu)
-        if speeds.least_first_token(plain, question.count, question.load(1)) > limit:
+        plain, load = question.catalogue.plain(gpu), question.load(1)
+        if plain and speeds.least_first_token(plain, question.count, load) > limit:
             return
     for format in good_enough(question):
         made = question.catalogue.work(format)

@@ -31,7 +31,7 @@ CLOSE = 1e-6 if platform.machine() in ("x86_64", "AMD64") else 5e-6
 
 
 FEW = {"python_docs": [1, 6, 9, 12], "python_quiz": list(range(12))}
-"""Short documents and few questions: they show nearly what all show, in a twentieth of the time."""
+"""Short documents and few questions: they show nearly what all show, in a fortieth of the time."""
 
 
 @pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.slow)])
@@ -260,7 +260,8 @@ def test_perplexity_per_token_is_plain_arithmetic(demo, samples):
     n_bytes = sum(len(d.text.encode()) for d in read)
     perplexity = card.scores["python_docs/perplexity"]
     assert perplexity.value == pytest.approx(2 ** (per_byte * n_bytes / perplexity.n), rel=1e-9)
-    assert 0 < perplexity.stderr < perplexity.value / 5
+    # Of four documents less is certain.
+    assert 0 < perplexity.stderr < perplexity.value / (5 if samples is None else 3)
 
 
 def test_what_is_not_comparable_is_refused(demo):
