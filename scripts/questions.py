@@ -82,7 +82,7 @@ QUESTIONS: list[tuple[str, Query]] = [
 ]  # fmt: skip
 
 
-def arguments(asked: Asked, models: str = "") -> list[str]:
+def arguments(asked: Query, models: str = "") -> list[str]:
     """A question as it is typed; `models` is the folder of those that are more than a size."""
     (model,), (gpu,) = asked.models, asked.gpus
     words = ["recommend", f"{models}/{model}" if models and model in CONFIGS else model]

@@ -31,7 +31,7 @@ CLOSE = 1e-6 if platform.machine() in ("x86_64", "AMD64") else 5e-6
 
 
 FEW = {"python_docs": [1, 6, 9, 12], "python_quiz": list(range(12))}
-"""Short documents and few questions: they show nearly what all show, in a fortieth of the time."""
+"""Short documents and few questions: they show nearly what all show, in a thirtieth of the time."""
 
 
 @pytest.fixture(scope="module", params=["few", pytest.param("all", marks=pytest.mark.slow)])
