@@ -1,6 +1,7 @@
 """How soon commands answer: help, `recommend`, `gate`, and whatever is wrong with a command line.
 
     python benchmarks/startup.py [--repeat 5] [--only WORDS] [--out FILE]
+    python benchmarks/startup.py --questions [--repeat 1] [--out FILE]
 
 Seconds are the processor's, the system's own counted, which others on the machine change less than
 those of the clock: the least of several runs, after one that leaves bytecode as any first use does.
@@ -303,15 +304,31 @@ def refusals(run: list[str], folder: Path, only: str) -> dict[str, dict[str, Any
     return found
 
 
+def machine() -> dict[str, Any]:
+    """What was measured, and where."""
+    return {
+        "what": "seconds of the processor until a command has answered, the least of several",
+        "machine": platform.machine(),
+        "n_cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--questions", action="store_true", help="questions of recommend alone")
     parser.add_argument("--only", help="refusals alone, of which the name has these words")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     python, run = [sys.executable], [sys.executable, "-m", "quantkit"]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
+        if args.questions:
+            told = {"questions": questions(run, folder, args.repeat)}
+            if args.out:
+                write(args.out, machine() | told)
+            return
         prepare(folder, run)
         if args.only is not None:
             refusals(run, folder, args.only)
@@ -330,15 +347,9 @@ def main() -> None:
             "import_torch": [*python, "-c", "import torch"],
             "quantkit_quantize_three": [*run, *THREE.split()],
         }
-        result: dict[str, Any] = {
-            "what": "seconds of the processor until a command has answered, the least of several",
-            "machine": platform.machine(),
-            "n_cores": os.cpu_count(),
-            "python": platform.python_version(),
-        }
+        result: dict[str, Any] = machine()
         for name, command in commands.items():
             result[name] = least(command, args.repeat, folder)
-        result["questions"] = questions(run, folder, min(2, args.repeat))
         result["refusals"] = refusals(run, folder, "")
     if args.out:
         write(args.out, result)
