@@ -61,6 +61,7 @@ site: $(VENV)/.developed
 
 bench: $(VENV)/.developed
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/startup.py --questions
 	$(BIN)/python benchmarks/data_free.py --blocks 4 --hidden 1024 --intermediate 2816
 
 # Thousands of damaged inputs, kills and limits; hours. Stopped, it goes on where it was.
