@@ -119,8 +119,8 @@ def predict(gpu: str, bandwidth: float | None) -> dict[str, Any]:
     n_layers = int(shape.config["num_hidden_layers"])
     layers, depth = [0] * n_layers, PROMPT + OUTPUT // 2
     for name, size in weights.gguf_tensors(shape, file).items():
-        if match := parallel.BLOCK.match(name):
-            layers[int(match[1])] += size
+        if (layer := parallel.layer_of(name)) is not None:
+            layers[layer] += size
     values = [layer.values(depth) for layer in kv.layers(shape.config)]
     points = []
     for share in SHARES:

@@ -13,7 +13,6 @@ from quantkit.advise import efficiency, kv, links, memory, parallel, weights
 from quantkit.advise import speed as speeds
 from quantkit.advise.efficiency import Efficiency
 from quantkit.advise.memory import Fit
-from quantkit.advise.shape import at_block
 from quantkit.advise.sizing import Size, SizingRequest, size_of, usable_share
 from quantkit.advise.speed import Case, Load, Speed
 from quantkit.advise.work import GGUF_EXPERT, Part
@@ -130,10 +129,9 @@ class _Layout:
         tensors = weights.gguf_tensors(shape, recipe)
         self.dense, self.experts, self.table, self.rest = [0] * n, [0] * n, 0, 0
         for name, size in tensors.items():
-            before, number, _ = at_block(name)
-            if before == parallel.BLOCK and number is not None:
+            if (layer := parallel.layer_of(name)) is not None:
                 part = self.experts if GGUF_EXPERT.search(name) else self.dense
-                part[number] += size
+                part[layer] += size
             elif name == "token_embd.weight":
                 self.table = size  # always looked up in the host's memory
             else:

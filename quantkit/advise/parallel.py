@@ -29,8 +29,6 @@ BY_COLUMNS = ("o_proj", "down_proj", "dense", "c_proj")
 KEYS = ("k_proj", "v_proj")
 WHOLE = ("q_a_proj", "kv_a_proj_with_mqa")
 """Compression layers of latent attention, which are replicated on every GPU."""
-BLOCK = "blk"
-"""Precedes a layer's number in the names of a GGUF file."""
 
 
 def usual(recipe: AnyRecipe | None, n_gpus: int) -> Split:
@@ -170,12 +168,17 @@ def _by_layers(shape: ModelShape, recipe: GGUFRecipe) -> tuple[list[int], int]:
     if key not in shape.made:
         layers = [0] * int(shape.config["num_hidden_layers"])
         for name, size in sizes.items():
-            before, number, _ = at_block(name)
-            if before == BLOCK and number is not None:
-                layers[number] += size
+            if (layer := layer_of(name)) is not None:
+                layers[layer] += size
         shape.made[key] = layers, sum(sizes.values()) - sum(layers)
     found: tuple[list[int], int] = shape.made[key]
     return found
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that a tensor of a GGUF file belongs to; None outside layers."""
+    before, number, _ = at_block(name)
+    return number if before == "blk" else None
 
 
 def fullest(layers: Sequence[int], n_gpus: int) -> int:
