@@ -425,12 +425,17 @@ def following(bench: Bench) -> dict[str, Any]:
                 path.unlink()
             lm.follow(asked)
 
-        plain()
-        candidate()
-        turns = [(timed(plain)[0], timed(candidate)[0]) for _ in range(TURNS)]
+        def unwatched() -> None:
+            for _ in lm._answerer.answers(windows):
+                pass
+
+        runs = (plain, unwatched, candidate)
+        for run in runs:
+            run()
+        turns = [[timed(run)[0] for run in runs] for _ in range(TURNS)]
         _, answered = lm.follow(asked)
         lm.close()
-    bare, ours = (statistics.median(values) for values in zip(*turns, strict=True))
+    bare, losses, ours = (statistics.median(values) for values in zip(*turns, strict=True))
     differences = answered.first_differences()
     assert differences is not None
     return {
@@ -439,6 +444,7 @@ def following(bench: Bench) -> dict[str, Any]:
         "prompt_tokens": sum(map(len, prompts)),
         "source_writes_and_records_seconds": first,
         "plain_forward_passes_seconds": bare,
+        "losses_alone_seconds": losses,
         "candidate_seconds": ours,
         "in_forward_passes": ours / bare,
         "source_against_itself_same_tokens": sum(differences) / sum(answered.lengths),

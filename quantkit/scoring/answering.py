@@ -7,6 +7,7 @@ takes little memory.
 """
 
 import copy
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +17,14 @@ import numpy as np
 import torch
 
 from quantkit.errors import HardwareError, ScoreError
+from quantkit.model.shards import to_host
 from quantkit.scoring.distribution import Distribution
 
 TOKENS_PER_BATCH = {"cuda": 32768, "cpu": 512}
+ENOUGH_TOKENS = {"cuda": 8192, "cpu": 512}
+"""A batch of that many is as efficient as a larger one: it takes in no much shorter rows."""
+MOST_PADDING = 0.05
+"""Of a row, in batches that have enough tokens."""
 CACHED_BYTES = {"cuda": 4 << 30, "cpu": 512 << 20}
 """Most memory for a batch's keys and values, including those of a shared prefix."""
 LOGITS_BYTES = {"cuda": 1 << 30, "cpu": 512 << 20}
@@ -32,6 +38,8 @@ class Seen:
 
     hidden: torch.Tensor
     """The output layer's inputs [positions, width]."""
+    predicted: Distribution
+    """The output layer's outputs."""
     log_probabilities: torch.Tensor
     """Log-probabilities of the requested tokens."""
     places: torch.Tensor
@@ -74,8 +82,8 @@ class Answerer:
         self._decoder = model.get_decoder()
         self._max_length = max_length
         self._max_rows = max_rows
-        self._device = next(model.parameters()).device
-        self._tokens_per_batch = TOKENS_PER_BATCH[self._device.type]
+        self.device = next(model.parameters()).device
+        self._tokens_per_batch = TOKENS_PER_BATCH[self.device.type]
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
 
     @torch.no_grad()
@@ -129,14 +137,18 @@ class Answerer:
         size = min(len(waiting), self._tokens_per_batch // max(1, longest - n_prefix))
         if shared is not None:
             per_row = _cache_bytes(shared) * longest // n_prefix
-            size = min(size, CACHED_BYTES[self._device.type] // per_row)
+            size = min(size, CACHED_BYTES[self.device.type] // per_row)
+        else:
+            least = (1 - MOST_PADDING) * longest
+            n_alike = len(waiting) - bisect_left(waiting, least, key=lambda row: len(row.tokens))
+            size = min(size, max(n_alike, ENOUGH_TOKENS[self.device.type] // longest))
         return max(1, min(size, self._max_rows or size))
 
     def _cache(self, prefix: tuple[int, ...]) -> Any:
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self._model.config)
-        ids = torch.tensor([prefix], device=self._device)
+        ids = torch.tensor([prefix], device=self.device)
         self._decoder(input_ids=ids, past_key_values=cache, use_cache=True)
         return cache
 
@@ -159,16 +171,17 @@ class Answerer:
             cache = copy.deepcopy(shared)
             cache.batch_repeat_interleave(len(rows))
         hidden = self._decoder(
-            input_ids=ids.to(self._device), past_key_values=cache, use_cache=cache is not None
+            input_ids=sent(ids, self.device), past_key_values=cache, use_cache=cache is not None
         ).last_hidden_state
         flat = hidden.reshape(-1, hidden.shape[-1])
         scored = _scored(rows, len(prefix), width, requests, starts)
-        return _Pending(rows, *self._score(flat, scored, watcher))
+        values, best = self._score(flat, scored, watcher)
+        return _Pending.start(rows, values.double(), best)
 
     def _answers_of(
         self, batch: "_Pending", requests: Sequence[Request]
     ) -> list[tuple[int, Answer]]:
-        values, best = batch.values.double().cpu(), batch.best.cpu()
+        values, best = batch.wait()
         if not values.isfinite().all():
             raise ScoreError(
                 f"the model's outputs are not finite{self._culprit(batch.rows[0])}; the checkpoint "
@@ -187,10 +200,9 @@ class Answerer:
         self, hidden: torch.Tensor, scored: "_Scored", watcher: Watcher | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability of every target, and whether it is the likeliest token."""
-        rows = max(1, LOGITS_BYTES[self._device.type] // (4 * self.vocabulary))
+        rows = max(1, LOGITS_BYTES[self.device.type] // (4 * self.vocabulary))
         values, best = [], []
-        where = scored.where.to(self._device)
-        targets = scored.targets.to(self._device)
+        where, targets = sent(scored.where, self.device), sent(scored.targets, self.device)
         for start in range(0, len(where), rows):
             part = slice(start, start + rows)
             read = hidden[where[part]]
@@ -198,7 +210,7 @@ class Answerer:
             values.append(predicted.log_probabilities(targets[part, None])[:, 0])
             best.append(predicted.likeliest() == targets[part])
             if watcher is not None:
-                watcher(Seen(read, values[-1], scored.places[part]))
+                watcher(Seen(read, predicted, values[-1], scored.places[part]))
         return torch.cat(values), torch.cat(best)
 
     def _culprit(self, row: _Row) -> str:
@@ -216,7 +228,7 @@ class Answerer:
             if name and not any(module.children())
         ]
         try:
-            self._decoder(input_ids=torch.tensor([row.tokens], device=self._device))
+            self._decoder(input_ids=torch.tensor([row.tokens], device=self.device))
         finally:
             for handle in handles:
                 handle.remove()
@@ -250,6 +262,20 @@ class _Pending:
     values: torch.Tensor
     """Log-probability of every requested token, row by row."""
     best: torch.Tensor
+    copied: torch.cuda.Event | None
+    """After the copies to the host."""
+
+    @classmethod
+    def start(cls, rows: list[_Row], values: torch.Tensor, best: torch.Tensor) -> "_Pending":
+        """Copy results to the host without waiting for them, or for batches that follow."""
+        copies = to_host(values, wait=False), to_host(best, wait=False)
+        copied = torch.cuda.current_stream().record_event() if values.is_cuda else None
+        return cls(rows, *copies, copied)
+
+    def wait(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.values, self.best
 
 
 @dataclass(frozen=True)
@@ -277,6 +303,13 @@ def _scored(
             places.append(np.arange(starts[index], starts[index + 1]))
     joined = (torch.from_numpy(np.concatenate(parts)) for parts in (where, targets, places))
     return _Scored(*joined)
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of a host's tensor on the device, which the host does not wait for."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def truncated(request: Request, max_length: int) -> Request:

@@ -13,21 +13,21 @@ class Distribution:
     """Rows of logits [positions, vocabulary], in any floating-point dtype."""
 
     def __init__(self, logits: torch.Tensor) -> None:
-        self._logits = logits
+        self.logits = logits
         self._peaks, self._sums = block_sums(logits)
         self.normaliser = (self._peaks + self._sums.log()).logsumexp(-1)
         """Logit minus this is the log-probability; in float32, as everything below."""
 
     def log_probabilities(self, ids: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of some tokens per row [positions, tokens]."""
-        return self._logits.gather(1, ids).float() - self.normaliser[:, None]
+        return self.logits.gather(1, ids).float() - self.normaliser[:, None]
 
     def likeliest(self) -> torch.Tensor:
         """One token per row; the first on ties."""
-        vocabulary = self._logits.shape[1]
-        within = torch.arange(BLOCK, device=self._logits.device)
+        vocabulary = self.logits.shape[1]
+        within = torch.arange(BLOCK, device=self.logits.device)
         ids = self._peaks.argmax(-1, keepdim=True) * BLOCK + within
-        values = self._logits.gather(1, ids.clamp(max=vocabulary - 1))
+        values = self.logits.gather(1, ids.clamp(max=vocabulary - 1))
         values.masked_fill_(ids >= vocabulary, float("-inf"))
         best: torch.Tensor = ids.gather(1, values.argmax(-1, keepdim=True))[:, 0]
         return best

@@ -3,7 +3,9 @@
 For the source, the inputs of its output layer are stored: the last hidden state of every compared
 position and, once per source, the layer itself. From these its logits are recomputed next to the
 candidate's, in matrix products of the same shape, and compared over the whole vocabulary. Nothing
-is sampled, truncated or rounded, and a model against itself gives exactly zero.
+is sampled, truncated or rounded, and a model against itself gives exactly zero. On a GPU a
+comparison costs little more than the source's output layer: stored states are read while the
+candidate computes, both rows of logits are read once by one kernel, and results stay on the GPU.
 
 At most `MOST_POSITIONS` positions of a text are compared, evenly spaced; scores include their
 number.
@@ -12,21 +14,24 @@ number.
 import hashlib
 from array import array
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from quantkit.model.shards import read_header, write_whole
-from quantkit.scoring.answering import Answerer, Request, Seen
+from quantkit.model.shards import DTYPES, StoredTensor, read_header, write_whole
+from quantkit.scoring.answering import Answerer, Request, Seen, sent
 from quantkit.scoring.distribution import Distribution
 
 MOST_POSITIONS = 65_536
 MOST_BYTES_BESIDE = 1 << 30
 """The source's hidden states that are kept on the GPU; more stay in host memory."""
-LOGITS_BYTES = {"cuda": 128 << 20, "cpu": 16 << 20}
-"""Per model, in float32; about eight arrays of that size are in use."""
+LOGITS_BYTES = 16 << 20
+"""Of rows that are compared together on a CPU, in float32: about eight arrays are in its caches."""
+DIGEST = ".digest"
+DIGEST_WORDS = 1 << 22
 
 
 def tokens_digest(requests: Sequence[Request], is_text: torch.Tensor) -> str:
@@ -52,8 +57,29 @@ def kl(source: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     negative, and an error of either normaliser counts by its square. Near d = 0 the terms are
     computed as p (d + expm1(-d)), which does not cancel.
     """
-    mine = candidate.float() - Distribution(candidate).normaliser[:, None]
-    theirs = source.float() - Distribution(source).normaliser[:, None]
+    return kl_of(Distribution(source), Distribution(candidate))
+
+
+def kl_of(source: Distribution, candidate: Distribution) -> torch.Tensor:
+    """The same where both normalisers are known."""
+    pair = source.logits, candidate.logits, source.normaliser, candidate.normaliser
+    if source.logits.is_cuda:
+        from quantkit.scoring import kernels
+
+        return kernels.divergence(*pair)
+    size = max(1, LOGITS_BYTES // (4 * source.logits.shape[1]))
+    parts = zip(*(torch.split(part, size) for part in pair), strict=True)
+    return torch.cat([_kl(*part) for part in parts])
+
+
+def _kl(
+    source: torch.Tensor,
+    candidate: torch.Tensor,
+    source_normaliser: torch.Tensor,
+    candidate_normaliser: torch.Tensor,
+) -> torch.Tensor:
+    mine = candidate.float() - candidate_normaliser[:, None]
+    theirs = source.float() - source_normaliser[:, None]
     gap = theirs - mine
     p, q = theirs.exp(), mine.exp()
     near = p * (gap + torch.expm1(-gap))
@@ -74,20 +100,52 @@ def head_of(model: Any) -> dict[str, torch.Tensor]:
 def write_head(path: Path, model: Any) -> None:
     """Store a source's output layer, once for all texts."""
     if not path.is_file():
-        write_whole(path, {name: part.cpu().contiguous() for name, part in head_of(model).items()})
+        own = head_of(model)
+        stored = {name: part.cpu().contiguous() for name, part in own.items()}
+        stored |= {name + DIGEST: digest_of(part) for name, part in own.items()}
+        write_whole(path, stored)
 
 
 def read_head(path: Path, model: Any) -> torch.nn.Module | None:
     """A source's output layer for comparison; None where the candidate's own is the same."""
-    own = head_of(model)
-    stored = {name: tensor.read() for name, tensor in read_header(path).items()}
-    stored = {name: part.to(own["weight"].device) for name, part in stored.items()}
-    if own.keys() == stored.keys() and all(torch.equal(own[n], stored[n]) for n in own):
+    own, stored = head_of(model), read_header(path)
+    digests = {name: tensor.read() for name, tensor in stored.items() if name.endswith(DIGEST)}
+    same = {name + DIGEST: digest_of(part) for name, part in own.items()}
+    if same.keys() == digests.keys() and all(torch.equal(same[n], digests[n]) for n in same):
         return None
-    n_tokens, width = stored["weight"].shape
-    layer = torch.nn.Linear(width, n_tokens, "bias" in stored, device="meta")
-    layer.load_state_dict(stored, assign=True)
+    device = own["weight"].device
+    parts = {n: t.read().to(device) for n, t in stored.items() if n not in digests}
+    n_tokens, width = parts["weight"].shape
+    layer = torch.nn.Linear(width, n_tokens, "bias" in parts, device="meta")
+    layer.load_state_dict(parts, assign=True)
     return layer.requires_grad_(False)
+
+
+def digest_of(tensor: torch.Tensor) -> torch.Tensor:
+    """64 bits that tell tensors apart, computed where the tensor is: shape, dtype and every bit.
+
+    Each word of 8 bytes is mixed with its position as SplitMix64 does, and the results are summed.
+    A layer of half a gigabyte takes milliseconds on a GPU; reading it from a disk to compare takes
+    longer than the candidate needs for its answers.
+    """
+    raw = tensor.detach().contiguous().view(torch.uint8).flatten()
+    words = torch.nn.functional.pad(raw, (0, -len(raw) % 8)).view(torch.int64)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for start in range(0, len(words), DIGEST_WORDS):
+        part = words[start : start + DIGEST_WORDS]
+        total += _mixed(part, start).sum()
+    facts = torch.tensor([*tensor.shape, tensor.element_size(), tensor.is_floating_point()])
+    return torch.stack([total.cpu(), _mixed(facts, len(words)).sum()])
+
+
+def _mixed(words: torch.Tensor, start: int) -> torch.Tensor:
+    """SplitMix64 of words and their positions; products wrap around."""
+    places = torch.arange(start + 1, start + 1 + len(words), device=words.device)
+    mixed = places.mul_(-7046029254386353131).bitwise_xor_(words)
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        # Shifts of signed numbers are arithmetic, which is as good for mixing.
+        mixed.bitwise_xor_(mixed >> shift).mul_(factor)
+    return mixed.bitwise_xor_(mixed >> 31)
 
 
 @dataclass(frozen=True)
@@ -95,16 +153,43 @@ class Reference:
     """The inputs of the source's output layer, by compared position."""
 
     places: torch.Tensor
-    hidden: torch.Tensor
+    _hidden: "torch.Tensor | Future[torch.Tensor]"
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        return self._hidden.result() if isinstance(self._hidden, Future) else self._hidden
 
     @classmethod
-    def read(cls, path: Path) -> "Reference":
+    def read(cls, path: Path, device: torch.device) -> "Reference":
+        """Read the file while the device computes; on a GPU straight into its memory."""
         stored = read_header(path)
-        return cls(stored["places"].read(), stored["hidden"].read())
+        places, hidden = stored["places"].read(), stored["hidden"]
+        pool = ThreadPoolExecutor(1)
+        if device.type == "cpu" or hidden.size_bytes > MOST_BYTES_BESIDE:
+            reading = pool.submit(hidden.read)
+        else:
+            room = torch.empty(hidden.shape, dtype=DTYPES[hidden.dtype], device=device)
+            reading = pool.submit(_fill, room, hidden, _beside(device))
+        pool.shutdown(wait=False)
+        return cls(places, reading)
 
     def write(self, path: Path) -> None:
         """Write the file atomically."""
         write_whole(path, {"places": self.places, "hidden": self.hidden.cpu()})
+
+
+def _beside(device: torch.device) -> torch.cuda.Stream:
+    """A stream for copies beside the work of the current one, after what it has already."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
+
+
+def _fill(room: torch.Tensor, stored: StoredTensor, stream: torch.cuda.Stream) -> torch.Tensor:
+    with torch.cuda.stream(stream):
+        room.copy_(stored.read())
+    stream.synchronize()
+    return room
 
 
 class Recorder:
@@ -119,7 +204,8 @@ class Recorder:
         if self._hidden is None:
             self._hidden = _room(len(self._places), seen.hidden)
         rows, at = _compared(self._rows, seen)
-        self._hidden[rows.to(self._hidden.device)] = seen.hidden[at].to(self._hidden.device)
+        device = self._hidden.device
+        self._hidden[sent(rows, device)] = seen.hidden[at].to(device)
 
     @property
     def reference(self) -> Reference:
@@ -139,26 +225,35 @@ class Divergence:
     ) -> None:
         self.places = reference.places
         self._rows = _rows(reference.places, n_tokens)
-        self._hidden = reference.hidden
+        self._reference = reference
         self._answerer = answerer
         self._head = head
-        self.kl = torch.zeros(len(self.places))
+        # On the device until the end: the host waits for nothing in between.
+        self._kl = torch.zeros(len(self.places), device=answerer.device)
+        self._agrees = torch.zeros(len(self.places), dtype=torch.bool, device=answerer.device)
+
+    @property
+    def kl(self) -> torch.Tensor:
         """In nats, by compared position."""
-        self.agrees = torch.zeros(len(self.places), dtype=torch.bool)
+        return self._kl.cpu()
+
+    @property
+    def agrees(self) -> torch.Tensor:
+        return self._agrees.cpu()
 
     def see(self, seen: Seen) -> None:
         rows, at = _compared(self._rows, seen)
-        device = seen.hidden.device
-        if self._hidden.device != device and self._hidden.nbytes <= MOST_BYTES_BESIDE:
-            self._hidden = self._hidden.to(device)
-        size = max(1, LOGITS_BYTES[device.type] // (4 * self._answerer.vocabulary))
-        for some, where in zip(torch.split(rows, size), torch.split(at, size), strict=True):
-            theirs = self._hidden[some.to(self._hidden.device)].to(device)
-            source = self._answerer.logits(theirs, self._head)
-            candidate = self._answerer.logits(seen.hidden[where])
-            self.kl[some] = kl(source, candidate).cpu()
-            same = Distribution(source).likeliest() == Distribution(candidate).likeliest()
-            self.agrees[some] = same.cpu()
+        if not len(rows):
+            return
+        candidate, device = seen.predicted, seen.hidden.device
+        if len(at) < len(seen.places):  # both are computed in products of the same shape
+            candidate = Distribution(self._answerer.logits(seen.hidden[at]))
+        hidden = self._reference.hidden
+        places = sent(rows, device)
+        theirs = hidden[places if hidden.device == device else rows].to(device)
+        source = Distribution(self._answerer.logits(theirs, self._head))
+        self._kl[places] = kl_of(source, candidate)
+        self._agrees[places] = source.likeliest() == candidate.likeliest()
 
 
 def _rows(places: torch.Tensor, n_tokens: int) -> torch.Tensor:
@@ -172,7 +267,7 @@ def _compared(rows: torch.Tensor, seen: Seen) -> tuple[torch.Tensor, torch.Tenso
     """For an observed batch: rows of the reference, and their positions in the batch."""
     found = rows[seen.places]
     at = (found >= 0).nonzero()[:, 0]
-    return found[at], at.to(seen.hidden.device)
+    return found[at], sent(at, seen.hidden.device)
 
 
 def _room(n_positions: int, like: torch.Tensor) -> torch.Tensor:

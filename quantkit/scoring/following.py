@@ -67,10 +67,24 @@ class Prompts:
 
     def encoded(self, tokenizer: Any) -> list[tuple[int, ...]]:
         """Their tokens; conversations go through the model's chat template."""
+        texts = [row for row in self.rows if isinstance(row, str)]
+        found = iter(tokenizer(texts)["input_ids"] if texts else ())
         return [
-            tuple(_encoded(row, tools, tokenizer, self.name))
-            for row, tools in zip(self.rows, self._tools, strict=True)
+            tuple(next(found) if isinstance(row, str) else self._conversation(row, more, tokenizer))
+            for row, more in zip(self.rows, self._tools, strict=True)
         ]
+
+    def _conversation(self, row: Any, tools: Any, tokenizer: Any) -> Sequence[int]:
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise DataError(
+                f"the prompts of {self.name} are conversations, and the model has no chat "
+                "template; give texts, or a chat model"
+            )
+        more = {"tools": tools} if tools else {}
+        made = tokenizer.apply_chat_template(
+            row, add_generation_prompt=True, return_dict=True, **more
+        )
+        return list(made["input_ids"])
 
     def judged(self, answers: Sequence[str]) -> list[tuple[int, str, bool]]:
         """Indices of judged rows, the name of their judge's metric, and whether each is right."""
@@ -133,20 +147,6 @@ def of_file(path: Path, max_new: int = DEFAULT_TOKENS, judge: str | None = None)
         tuple(tools) if any(tools) else (),
         tuple(judges) if any(judges) else (),
     )
-
-
-def _encoded(row: Any, tools: Any, tokenizer: Any, name: str) -> Sequence[int]:
-    if isinstance(row, str):
-        ids: list[int] = tokenizer(row)["input_ids"]
-        return ids
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise DataError(
-            f"the prompts of {name} are conversations, and the model has no chat template; "
-            "give texts, or a chat model"
-        )
-    more = {"tools": tools} if tools else {}
-    made = tokenizer.apply_chat_template(row, add_generation_prompt=True, return_dict=True, **more)
-    return list(made["input_ids"])
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
-"""The Triton kernels of scoring; their torch twins are in `distribution` and `rows`."""
+"""The Triton kernels of scoring; torch twins are in `distribution`, `divergence` and `rows`."""
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 AT_ONCE = 32
 """Blocks of one row per program."""
+COLUMNS = 1024
+STEPS = 16
+"""Reads of `COLUMNS` logits per program that sums a divergence."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -35,6 +39,55 @@ def block_sums(logits: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Ten
         logits, peaks, sums, logits.stride(0), vocabulary, n_blocks, size, AT_ONCE
     )
     return peaks, sums
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _divergence(  # type: ignore[no-untyped-def]
+    source_ptr, candidate_ptr, source_norm_ptr, candidate_norm_ptr, sums_ptr,
+    source_stride, candidate_stride, vocabulary, n_parts,
+    COLUMNS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    source_norm = tl.load(source_norm_ptr + row)
+    candidate_norm = tl.load(candidate_norm_ptr + row)
+    sums = tl.zeros([COLUMNS], tl.float32)
+    for step in range(STEPS):
+        columns = (part * STEPS + step) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = columns < vocabulary
+        theirs = tl.load(source_ptr + row * source_stride + columns, inside, float("-inf"))
+        mine = tl.load(candidate_ptr + row * candidate_stride + columns, inside, float("-inf"))
+        theirs = theirs.to(tl.float32) - source_norm
+        mine = mine.to(tl.float32) - candidate_norm
+        gap = theirs - mine
+        p, q = tl.exp(theirs), tl.exp(mine)
+        near = p * (gap + libdevice.expm1(-gap))
+        terms = tl.where(tl.abs(gap) < 1.0, near, p * gap + (q - p))
+        terms = tl.where(p > 0.0, terms, q)
+        sums += tl.where(terms < 0.0, 0.0, terms)
+    tl.store(sums_ptr + row * n_parts + part, tl.sum(sums, 0))
+
+
+def divergence(
+    source: torch.Tensor,
+    candidate: torch.Tensor,
+    source_normaliser: torch.Tensor,
+    candidate_normaliser: torch.Tensor,
+) -> torch.Tensor:
+    """KL(source || candidate) of rows of logits with known normalisers, reading both once."""
+    n_rows, vocabulary = source.shape
+    source, candidate = (
+        logits if logits.stride(1) == 1 else logits.contiguous() for logits in (source, candidate)
+    )
+    n_parts = triton.cdiv(vocabulary, COLUMNS * STEPS)
+    sums = torch.empty(n_rows, n_parts, device=source.device)
+    if n_rows:
+        _divergence[(n_rows, n_parts)](
+            source, candidate, source_normaliser, candidate_normaliser, sums,
+            source.stride(0), candidate.stride(0), vocabulary, n_parts,
+            COLUMNS=COLUMNS, STEPS=STEPS, num_warps=4,
+        )  # fmt: skip
+    return sums.sum(1)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -33,7 +33,7 @@ from quantkit.scoring.tokens import Encoder, batches, n_before_text
 from quantkit.scoring.writing import Writer
 from quantkit.storage import write_json
 
-KEPT_AS = "2"
+KEPT_AS = "3"
 """Version of the cache format. Answers in another format are ignored."""
 
 
@@ -279,7 +279,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
             recorder = divergence.Recorder(is_text)
         elif has_source:
             compared = divergence.Divergence(
-                divergence.Reference.read(reference),
+                divergence.Reference.read(reference, self._answerer.device),
                 len(is_text),
                 self._answerer,
                 divergence.read_head(self._kept.head, self.model),

@@ -8,8 +8,11 @@ from quantkit.methods import gptq, products, refine, rounding, scales
 from quantkit.methods.contract import Linears
 from quantkit.methods.statistics import Statistics, magnitudes
 from quantkit.model import fast_modules
+from quantkit.model.source import ModelSource
 from quantkit.numbers.activations import round_inputs
 from quantkit.recipe import ActivationScheme, WeightScheme
+from quantkit.scoring import divergence, loading
+from quantkit.scoring.answering import Answerer, Request
 from quantkit.scoring.distribution import Distribution, block_sums
 from quantkit.scoring.rows import row_attention
 
@@ -158,6 +161,65 @@ def test_block_sums_equal_their_twin(dtype, vocabulary):
     ids = values.topk(48).indices
     expected = values.float().log_softmax(-1).gather(1, ids)
     torch.testing.assert_close(clean.log_probabilities(ids), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("vocabulary", [1000, 40_001, 151_936])
+@pytest.mark.parametrize("noise", [0.02, 0.3, 2.0])
+def test_divergence_kernel_equals_its_twin(dtype, vocabulary, noise):
+    torch.manual_seed(0)
+    source = 4 * torch.randn(70, vocabulary, device="cuda")
+    candidate = (source + noise * torch.randn_like(source)).to(dtype)
+    source = source.to(dtype)
+    source[0, 5] = candidate[0, 5] = float("-inf")
+    source[1, 5] = candidate[2, 6] = float("-inf")
+    fused = divergence.kl(source, candidate)
+    twin = divergence.kl(source.cpu(), candidate.cpu())
+    assert fused[2] == twin[2] == float("inf")
+    torch.testing.assert_close(fused.cpu(), twin, rtol=1e-4, atol=1e-8)
+    p, q = source.double().log_softmax(-1), candidate.double().log_softmax(-1)
+    exact = (p.exp() * (p - q)).nansum(-1)
+    torch.testing.assert_close(fused[3:].double(), exact[3:], rtol=1e-4, atol=1e-8)
+    assert not divergence.kl(source, source).any()
+    # Every second column of a wider array: rows that do not lie in one piece.
+    wide = torch.stack([source, candidate], -1)
+    assert torch.equal(divergence.kl(wide[..., 0], wide[..., 1]), fused)
+
+
+@torch.no_grad()
+def test_comparison_with_the_source_waits_for_nothing(tmp_path):
+    """Twenty rounds of the comparison on a GPU, and the host does not wait in any of them."""
+    model = loading.load(ModelSource.open("demo"), torch.device("cuda"))
+    torch.manual_seed(0)
+    texts = [tuple(torch.randint(1, 4096, (n,)).tolist()) for n in (60, 45)]
+    requests = [Request((0,), text) for text in texts]
+    recorder = divergence.Recorder(torch.ones(105, dtype=torch.bool))
+    seen = []
+
+    def see(one):
+        seen.append(one)
+        recorder.see(one)
+
+    answerer = Answerer(model, 96)
+    list(answerer.answers(requests, see))
+    recorder.reference.write(tmp_path / "reference")
+    reference = divergence.Reference.read(tmp_path / "reference", answerer.device)
+    assert torch.equal(reference.hidden, recorder.reference.hidden)
+    compared = divergence.Divergence(reference, 105, answerer, None)
+    compared.see(seen[0])  # compiles kernels
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for one in seen * 20:
+            compared.see(one)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not compared.kl.any()
+    assert compared.agrees.all()
+    divergence.write_head(tmp_path / "head", model)
+    assert divergence.read_head(tmp_path / "head", model) is None
+    on_host = loading.load(ModelSource.open("demo"), torch.device("cpu"), dtype=model.dtype)
+    ours, theirs = divergence.head_of(model)["weight"], divergence.head_of(on_host)["weight"]
+    assert torch.equal(divergence.digest_of(ours), divergence.digest_of(theirs))
 
 
 FP4_SCHEMES = [

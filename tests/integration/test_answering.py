@@ -89,6 +89,30 @@ def test_small_batches_change_nothing(demo, monkeypatch):
     check(demo, requests)
 
 
+def test_batches_that_have_enough_tokens_hold_rows_of_one_length(demo, monkeypatch):
+    monkeypatch.setitem(answering.TOKENS_PER_BATCH, "cpu", 900)
+    monkeypatch.setitem(answering.ENOUGH_TOKENS, "cpu", 200)
+    generator = torch.Generator().manual_seed(3)
+
+    def some(n):
+        return tuple(torch.randint(1, 4096, (n,), generator=generator).tolist())
+
+    requests = [Request(some(4 + 4 * n), some(2)) for n in range(20)] + [
+        Request(some(50), some(2)) for _ in range(20)
+    ]
+    shapes = []
+    handle = demo.get_decoder().register_forward_pre_hook(
+        lambda module, arguments, more: shapes.append(more["input_ids"].shape), with_kwargs=True
+    )
+    check(demo, requests)
+    del shapes[len(shapes) - len(requests) :]  # those of the check
+    handle.remove()
+    n_tokens = sum(len(r.context) + 1 for r in requests)
+    assert sum(shape.numel() for shape in shapes) < 1.2 * n_tokens
+    assert max(shape.numel() for shape in shapes) > 800  # of those that are alike
+    assert max(shape.numel() for shape in shapes) <= 900
+
+
 def test_running_out_of_memory_makes_batches_smaller(demo, monkeypatch):
     requests = made_up_requests()
     batch = Answerer._batch

@@ -124,6 +124,66 @@ def test_another_output_layer_is_seen(tmp_path, rounded):
     assert divergence.read_head(tmp_path / "head", source) is None
 
 
+def test_digests_tell_tensors_apart():
+    torch.manual_seed(0)
+    tensor = torch.randn(300, 70).bfloat16()
+    digest = divergence.digest_of(tensor)
+    assert torch.equal(divergence.digest_of(tensor.clone()), digest)
+    assert torch.equal(divergence.digest_of(tensor.t().contiguous().t()), digest)
+    one_bit = tensor.clone()
+    one_bit.view(torch.int16)[299, 69] ^= 1
+    swapped = tensor.clone()
+    swapped[[0, 4]] = tensor[[4, 0]]
+    others = [one_bit, swapped, tensor.reshape(70, 300), tensor.flip(0), tensor.view(torch.int16)]
+    others += [tensor[:299], torch.zeros_like(tensor), -torch.zeros_like(tensor)]
+    found = {tuple(divergence.digest_of(other).tolist()) for other in [tensor, *others]}
+    assert len(found) == 1 + len(others)
+
+
+def test_digests_of_large_tensors_cover_all_parts(monkeypatch):
+    monkeypatch.setattr(divergence, "DIGEST_WORDS", 7)
+    parts = divergence.digest_of(torch.arange(100))
+    monkeypatch.undo()
+    assert torch.equal(parts, divergence.digest_of(torch.arange(100)))
+
+
+@torch.no_grad()
+def test_comparison_costs_one_more_output_layer(tmp_path, monkeypatch):
+    """The candidate's own logits are not computed again, and its output layer is not read."""
+    model = loading.load(ModelSource.open("demo"), torch.device("cpu"))
+    generator = torch.Generator().manual_seed(2)
+    texts = [tuple(torch.randint(1, 4096, (n,), generator=generator).tolist()) for n in (60, 45)]
+    requests, answerer = [Request((0,), text) for text in texts], Answerer(model, 96)
+    recorder = divergence.Recorder(torch.ones(105, dtype=torch.bool))
+    list(answerer.answers(requests, recorder.see))
+    recorder.reference.write(tmp_path / "reference")
+    divergence.write_head(tmp_path / "head", model)
+    n_rows = []
+    logits = Answerer.logits
+
+    def counted(self, hidden, head=None):
+        n_rows.append(len(hidden))
+        return logits(self, hidden, head)
+
+    monkeypatch.setattr(Answerer, "logits", counted)
+    reading = divergence.StoredTensor.read
+    n_read = []
+
+    def read(self, pinned=False):
+        n_read.append(self.size_bytes)
+        return reading(self, pinned)
+
+    monkeypatch.setattr(divergence.StoredTensor, "read", read)
+    head = divergence.read_head(tmp_path / "head", model)
+    assert sum(n_read) == 16
+    reference = divergence.Reference.read(tmp_path / "reference", answerer.device)
+    compared = divergence.Divergence(reference, 105, answerer, head)
+    list(answerer.answers(requests, compared.see))
+    assert sum(n_rows) == 2 * 105
+    assert not compared.kl.any()
+    assert compared.agrees.all()
+
+
 def test_long_texts_are_compared_at_even_distances(monkeypatch):
     monkeypatch.setattr(divergence, "MOST_POSITIONS", 100)
     is_text = torch.ones(950, dtype=torch.bool)
