@@ -1,6 +1,7 @@
 """How fast answers are written and followed: against lm-eval, vLLM and plain forward passes.
 
-    python benchmarks/generation.py --model DIR --data HUB_FOLDER --out FILE [--vllm-path DIR]
+    python benchmarks/generation.py --model DIR --data HUB_FOLDER --out FILE
+        [--vllm-path DIR] [--vllm-python FILE]
 
 batch_sizes  lm-eval's `hf` on some questions with each batch size, `auto` on fewer: which is best
 lm_eval      all questions with the best one
@@ -12,15 +13,16 @@ vllm         vLLM by itself on the same prompts, then our score of the same mode
 following    a new candidate held against 200 answers of 256 tokens, in plain forward passes
 
 Every part is written to `--out` when it is done, and parts that are there are not run again.
-Answers lie in `--work`, beside it by default. vLLM runs with `--vllm-path` as its PYTHONPATH.
+Answers lie in `--work`, beside it by default. vLLM runs in `--vllm-python`, this Python by default,
+with `--vllm-path` as its PYTHONPATH; without either, the part vllm is left out.
 """
 
 import argparse
+import gc
 import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -40,6 +42,8 @@ SETTINGS = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_USE_DEEP_GEMM": "0",
 }
+MEMORY = 0.8
+"""Share of the GPU's memory that vLLM takes."""
 TURNS = 3
 
 
@@ -96,19 +100,16 @@ class Bench:
         return rows
 
     def theirs(self, batch_size: str, n: int, dtype: str | None = None) -> tuple[float, Any]:
-        import torch
         from scoring import by_lm_eval, theirs, timed
 
         lm = theirs(self.args.model, self.device, dtype or self.dtype, batch_size)
         seconds, found = timed(partial(by_lm_eval, lm, self.loaded(), n))
         del lm
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        released()
         return seconds, found
 
     def ours(self, n: int, in_float32: bool = False) -> tuple[float, Any, Any]:
         """Seconds, results, and what wrote the answers."""
-        import torch
         from scoring import ours, timed
 
         from quantkit.scoring import lmeval
@@ -121,8 +122,7 @@ class Bench:
             decoder = lm.writer._generator.decoder
             lm.close()
         del lm
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        released()
         return seconds, found, decoder
 
     def scores(self, found: Any) -> dict[str, float]:
@@ -265,13 +265,17 @@ def exactness(bench: Bench) -> dict[str, Any]:
 
 
 def vllm(bench: Bench) -> dict[str, Any]:
+    from quantkit.engine import process
     from quantkit.model.source import ModelSource
     from quantkit.scoring.harness import evaluate
     from quantkit.scoring.options import ScoreOptions
 
     prompts, rules = asked_prompts(bench)
-    environment = {**os.environ, **SETTINGS, "PYTHONPATH": str(bench.args.vllm_path)}
-    more = {"max_model_len": bench.args.context, "gpu_memory_utilization": 0.8}
+    python = str(bench.args.vllm_python or sys.executable)
+    environment = dict(SETTINGS)
+    if bench.args.vllm_path is not None:
+        environment["PYTHONPATH"] = str(bench.args.vllm_path)
+    more = {"max_model_len": bench.args.context, "gpu_memory_utilization": MEMORY}
     alone = bench.folder / "vllm.json"
     if not alone.is_file():
         job = {
@@ -285,32 +289,35 @@ def vllm(bench: Bench) -> dict[str, Any]:
         }
         file = bench.folder / "vllm-job.json"
         file.write_text(json.dumps(job))
-        command = [sys.executable, __file__, "--worker", str(file)]
-        with (bench.folder / "vllm.log").open("w") as log:
-            subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
+        wait_for_memory(bench)
+        # With its whole group: the engine's own process outlives the one that was started.
+        process.run(
+            [python, __file__, "--worker", str(file)],
+            timeout=bench.args.timeout + 600,
+            environment=environment,
+            log=bench.folder / "vllm.log",
+            name="vLLM by itself",
+        )
     told = json.loads(alone.read_text())
     texts = told.pop("texts")
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", bench.args.model, "--dtype", bench.dtype, "--port", str(bench.args.port)]
     command += ["--no-enable-prefix-caching", "--max-model-len", str(bench.args.context)]
-    command += ["--gpu-memory-utilization", "0.8", "--max-logprobs", "20"]
+    command += ["--gpu-memory-utilization", str(MEMORY), "--max-logprobs", "20"]
     url = f"http://127.0.0.1:{bench.args.port}"
-    with (bench.folder / "server.log").open("w") as log:
-        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        try:
-            wait_for(f"{url}/health", server, bench.args.timeout)
-            with tempfile.TemporaryDirectory() as cache, watched() as seen:
-                asked = ScoreOptions(
-                    (bench.args.task,),
-                    limit=bench.n,
-                    data=bench.args.data,
-                    cache=Path(cache),
-                    server=url,
-                )
-                card = evaluate(ModelSource.open(bench.args.model), asked).card
-        finally:
-            server.terminate()
-            server.wait(60)
+    wait_for_memory(bench)
+    log = bench.folder / "server.log"
+    with process.Child(command, environment=environment, log=log, name="the server") as server:
+        wait_for(f"{url}/health", server, bench.args.timeout)
+        with tempfile.TemporaryDirectory() as cache, watched() as seen:
+            asked = ScoreOptions(
+                (bench.args.task,),
+                limit=bench.n,
+                data=bench.args.data,
+                cache=Path(cache),
+                server=url,
+            )
+            card = evaluate(ModelSource.open(bench.args.model), asked).card
     cut = [cut_at(text, rules.stops) for text in texts]
     return {
         "version": told["vllm"],
@@ -362,10 +369,7 @@ def asked_prompts(bench: Bench) -> tuple[list[list[int]], Any]:
         prompts = [list(lm.writer.fitting(bench.name, ids, rules)) for ids in encoded]
         lm.close()
     del lm
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    released()
     return prompts, rules
 
 
@@ -376,16 +380,46 @@ def cut_at(text: str, stops: tuple[str, ...]) -> str:
 
 
 def wait_for(url: str, server: Any, timeout_s: float) -> None:
+    """Until the server answers; with its last lines where it does not."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if server.poll() is not None:
-            raise SystemExit(f"the server ended with {server.returncode}; see server.log")
+        server.check()
         try:
             with urllib.request.urlopen(url, timeout=2):
                 return
         except OSError:
             time.sleep(0.5)
-    raise SystemExit(f"the server was not ready after {timeout_s:.0f} s; see server.log")
+    raise server.failure(f"the server was not ready after {timeout_s:.0f} s")
+
+
+def wait_for_memory(bench: Bench) -> None:
+    """Until what was stopped has given back the GPU's memory that vLLM is to have."""
+    import torch
+
+    if bench.device.type != "cuda":
+        return
+    released()
+    deadline = time.monotonic() + bench.args.timeout
+    while True:
+        free, total = torch.cuda.mem_get_info()
+        if free > MEMORY * total:
+            return
+        if time.monotonic() > deadline:
+            raise SystemExit(
+                f"{(total - free) / 2**30:.0f} of {total / 2**30:.0f} GiB of the GPU are in use "
+                f"({torch.cuda.memory_reserved() / 2**30:.0f} by this process); vLLM is to have "
+                f"{MEMORY:.0%}"
+            )
+        time.sleep(1)
+
+
+def released() -> None:
+    """Give back the memory of models that nothing refers to."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def following(bench: Bench) -> dict[str, Any]:
@@ -476,7 +510,8 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=200)
     parser.add_argument("--answer-tokens", type=int, default=256)
     parser.add_argument("--plain-batch", type=int, default=16)
-    parser.add_argument("--vllm-path", type=Path, help="without it, the part vllm is left out")
+    parser.add_argument("--vllm-path", type=Path, help="PYTHONPATH of vLLM")
+    parser.add_argument("--vllm-python", type=Path, help="Python of vLLM's environment")
     parser.add_argument("--context", type=int, default=4096, help="of vLLM")
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--timeout", type=float, default=400, help="seconds for a server to start")
@@ -511,7 +546,7 @@ def main() -> None:
         "versions": versions(),
     }
     for name in args.parts or PARTS:
-        if name in bench.result or (name == "vllm" and args.vllm_path is None):
+        if name in bench.result or (name == "vllm" and not (args.vllm_path or args.vllm_python)):
             continue
         with lmeval.quiet():
             bench.result[name] = PARTS[name](bench)
