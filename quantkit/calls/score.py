@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quantkit.calls import Notify, Work, hub, silent, validation
 from quantkit.errors import ScoreError, UsageError
+from quantkit.scoring import suites
 from quantkit.scoring.options import Chat as Chat
 from quantkit.scoring.options import ScoreOptions as ScoreOptions
 
@@ -92,6 +93,8 @@ class Scoring:
         self.models.check()
         check(self.asked)
         validation.output(self.out)
+        for suite in suites.WITH_CODE.keys() & set(self.asked.tasks):
+            notify(f"{suite} without code: --allow-code adds humaneval, run in a sandbox")
         before = None
         if self.baseline is not None:
             from quantkit.scoring.evaluation import Evaluation

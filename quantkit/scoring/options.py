@@ -59,7 +59,7 @@ class ScoreOptions:
         if tasks is None:
             prompted = more.get("prompts") is not None
             tasks = () if prompted else suites.by_default([str(model) for model in models])
-        return cls(tuple(tasks), **more)
+        return cls(suites.with_code(tasks) if more.get("allow_code") else tuple(tasks), **more)
 
     @property
     def followed(self) -> list[Prompts]:

@@ -17,6 +17,8 @@ SUITES = {
     "damage": DAMAGE,
     "damage-code": (*DAMAGE, "humaneval"),
 }
+WITH_CODE = {"damage": "damage-code"}
+"""What a suite becomes where code may run."""
 DEMO = ("python_docs", "python_quiz")
 DEFAULT = ("wikitext", "mmlu")
 
@@ -24,6 +26,11 @@ DEFAULT = ("wikitext", "mmlu")
 def expanded(tasks: Sequence[str]) -> tuple[str, ...]:
     """Tasks by their own names, each once."""
     return tuple(dict.fromkeys(part for task in tasks for part in SUITES.get(task, (task,))))
+
+
+def with_code(tasks: Sequence[str]) -> tuple[str, ...]:
+    """The same tasks where code that a model writes may run."""
+    return tuple(WITH_CODE.get(task, task) for task in tasks)
 
 
 def by_default(models: Sequence[str]) -> tuple[str, ...]:
