@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.calls import Notify, Work, hub, silent, validation
-from quantkit.errors import ScoreError, UsageError
+from quantkit.errors import QuantkitError, ScoreError, UsageError
 from quantkit.scoring import suites
 from quantkit.scoring.options import Chat as Chat
 from quantkit.scoring.options import ScoreOptions as ScoreOptions
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from quantkit.progress import Progress
     from quantkit.report.comparison import Report
     from quantkit.scoring.evaluation import Evaluation
+
+LAST_WORDS_S = 5.0
+"""For an engine that no longer answers to end, so that its log has the reason."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,15 @@ def answering(
     progress.note(f"{target.label}: starting vLLM")
     with engines.started(program, target.folder, target.label, {}) as running:
         progress.note(f"{target.label}: vLLM is ready after {running.cold_start_s:.0f} s")
-        yield replace(asked, server=running.address.url, backend="transformers")
+        try:
+            yield replace(asked, server=running.address.url, backend="transformers")
+        except QuantkitError as error:
+            if running.child is not None and running.child.is_over(LAST_WORDS_S):
+                raise running.child.failure(
+                    f"vLLM stopped while it answered for {target.label}; its answers are kept, "
+                    "and the same command resumes"
+                ) from error
+            raise
 
 
 def _vllm(python: Path | None, arguments: Sequence[str] = ()) -> "Program":

@@ -82,6 +82,14 @@ class Child:
         """The exit code; None while it runs."""
         return self._running().poll()
 
+    def is_over(self, timeout: float) -> bool:
+        """Whether it has ended, or does so within some seconds."""
+        try:
+            self._running().wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def words(self, lines: int = 12) -> list[str]:
         """The last lines of its output."""
         if not self.log.exists():

@@ -69,6 +69,37 @@ def test_a_model_is_scored_in_vllm_that_is_started_and_ended(
         os.kill(int((engine / "pid").read_text()), 0)
 
 
+def test_an_engine_that_dies_says_why(engine, short_demo, tmp_path, monkeypatch):
+    """As it does out of memory: some requests are answered, then nothing listens any more."""
+    server = (engine / "vllm").read_text()
+    (engine / "vllm").write_text(
+        server.replace(
+            "fake.serve_forever(0.05)",
+            """
+answer = fake.answer
+def dies(body):
+    if len(fake.bodies) > 1:
+        print("RuntimeError: the worker met an illegal instruction", flush=True)
+        os._exit(1)
+    return answer(body)
+fake.answer = dies
+fake.serve_forever(0.05)
+""",
+        )
+    )
+    monkeypatch.setattr(server_identity, "N_PROMPTS", (8, 16))
+    monkeypatch.setattr("quantkit.scoring.endpoint.BACKOFF_S", 0.01)
+    how = {"tasks": ["python_docs"], "limit": 1, "max_length": MAX_LENGTH, "device": "cpu"}
+    with pytest.raises(EngineError, match=r"(?s)vLLM stopped while .* resumes.*illegal instruct"):
+        quantkit.score(
+            str(short_demo.folder),
+            **how,
+            cache=tmp_path / "cache",
+            backend="vllm",
+            python=engine / "python",
+        )
+
+
 def test_what_is_missing_is_said_before_anything_is_loaded(engine, short_demo, tmp_path, capsys):
     asked = ["score", str(short_demo.folder), "--tasks", "python_docs"]
     with pytest.raises(EngineError, match="no Python at"):
