@@ -18,6 +18,7 @@ from typing import Any
 from quantkit import metrics
 from quantkit.errors import QuantkitError
 from quantkit.export.checkpoint import Checkpoint
+from quantkit.export.foreign import is_source
 from quantkit.model.source import ModelSource
 from quantkit.offline import without_hub
 from quantkit.onepass.prepare import CalibrationChoice
@@ -30,6 +31,7 @@ from quantkit.resources import names as names_of
 from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.harness import evaluate
 from quantkit.scoring.options import ScoreOptions
+from quantkit.scoring.scorecard import SOURCE_NAME
 
 TASKS = ("wikitext", "python_quiz", "needle_1k", "python_answers")
 NO_MORE_THAN_THE_SOURCE = ("gguf-f32", "gguf-bf16", "gguf-f16")
@@ -60,7 +62,8 @@ def scored(target: ModelSource | Checkpoint, args: argparse.Namespace) -> Evalua
     """A model's scores, from their file where it is there."""
     folder = args.out / "scores"
     asked = ScoreOptions(tuple(args.tasks), args.limit, data=args.data, cache=args.work / "cache")
-    kept = [path for path in folder.glob("*.json") if path.stem == target.label]
+    name = SOURCE_NAME if is_source(target) else target.label
+    kept = [path for path in folder.glob("*.json") if path.stem == name]
     if kept:
         return Evaluation.read(kept[0])
     started = time.monotonic()

@@ -9,9 +9,9 @@ import torch
 
 from quantkit.model.source import ModelSource
 from quantkit.scoring import lmeval, loading
-from quantkit.scoring.asked import Asked, Chat
 from quantkit.scoring.generation import Generator
 from quantkit.scoring.harness import evaluate
+from quantkit.scoring.options import Chat, ScoreOptions
 from quantkit.scoring.rules import Rules
 
 pytestmark = pytest.mark.usefixtures("demo_is_short")
@@ -73,7 +73,7 @@ def answers(monkeypatch):
 @pytest.mark.slow
 def test_lm_evals_own_tasks_are_scored_by_name(hub, tmp_path):
     tasks = ("gsm8k", "humaneval", "mbpp")
-    asked = Asked(tasks, data=hub, cache=tmp_path, allow_code=True, max_length=2048)
+    asked = ScoreOptions(tasks, data=hub, cache=tmp_path, allow_code=True, max_length=2048)
     scores = evaluate(ModelSource.open("demo"), asked, "cpu").card.scores
     assert scores["gsm8k/exact_match"].n == 3
     assert "humaneval/pass@1" in scores
@@ -85,7 +85,7 @@ def test_conversations_are_put_as_lm_eval_puts_them(hub, tmp_path, answers):
 
     source = ModelSource.open("demo")
     chat = Chat(template=True, multiturn=True, system="Be brief.")
-    asked = Asked(("gsm8k",), data=hub, num_fewshot=2, cache=tmp_path, chat=chat, limit=1)
+    asked = ScoreOptions(("gsm8k",), data=hub, num_fewshot=2, cache=tmp_path, chat=chat, limit=1)
     evaluate(source, asked, "cpu")
     with lmeval.quiet():
         theirs = HFLM(pretrained=str(source.folder), device="cpu", dtype="float32")

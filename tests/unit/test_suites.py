@@ -1,6 +1,6 @@
 """What the names of suites stand for."""
 
-from quantkit.calls.score import ScoreOptions, Models, Scoring
+from quantkit.calls.score import Models, ScoreOptions, Scoring
 from quantkit.scoring import suites
 
 
@@ -25,7 +25,11 @@ def test_damage_covers_what_breaks_first_and_code_where_it_may_run():
 
 def test_code_that_is_left_out_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("quantkit.calls.validation.tasks", lambda *more: None)
-    for asked, n in ((ScoreOptions(("damage",)), 1), (ScoreOptions(("damage-code",)), 0), (ScoreOptions(("gsm8k",)), 0)):
+    for asked, n in (
+        (ScoreOptions(("damage",)), 1),
+        (ScoreOptions(("damage-code",)), 0),
+        (ScoreOptions(("gsm8k",)), 0),
+    ):
         said: list[str] = []
         Scoring(Models(["demo"]), asked).ready(said.append)
         assert len(said) == n
