@@ -6,9 +6,10 @@
 Every family is built by transformers' own classes from its own config, made small; nothing comes
 from a hub. Each recipe is quantised, verified against its source, and loaded back. The reference is
 transformers itself: it loads a copy whose weights are dequantised, in the source's own layout, and
-must give the logits of quantkit's reader. Where its compressed-tensors integration loads what was
-written as it is, these logits are compared as well. Results go to one file as they come, so that a
-stopped run goes on (`--again` starts anew). A family that fails has its sentence there.
+must give the logits of quantkit's reader. What its compressed-tensors integration reads from the
+checkpoint itself is held against that copy parameter by parameter, in the model's own type.
+Results go to one file as they come, so that a stopped run goes on (`--again` starts anew). A family
+that fails has its sentence there.
 `scripts/write_models_page.py` makes docs/models.md of it.
 
 The second form asks real vLLM on a GPU (see families_vllm.py).
@@ -442,17 +443,57 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-def transformers_model(folder: Path, kind: str) -> Any:
-    """The model as transformers alone loads it, in float32."""
+def transformers_model(folder: Path, kind: str, dtype: torch.dtype = torch.float32) -> Any:
+    """The model as transformers alone loads it."""
+    return _by_transformers(folder, kind, dtype)[0]
+
+
+def _by_transformers(folder: Path, kind: str, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """The same, and what its loader says of names; inputs are not rounded."""
     import transformers
 
-    arguments: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    arguments: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager"}
     if "quantization_config" in json.loads((folder / "config.json").read_bytes()):
         arguments["quantization_config"] = transformers.CompressedTensorsConfig(
             run_compressed=False
         )
     own = getattr(transformers, kind)
-    return own.from_pretrained(folder, **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that arguments are added to the checkpoint's own
+        model, told = own.from_pretrained(folder, output_loading_info=True, **arguments)
+    for module in model.modules():
+        module.__dict__.pop("forward", None)  # the library's, which rounds inputs
+    return model, told
+
+
+def own_loader(checkpoint: Checkpoint, copy: Path, kind: str) -> str:
+    """What transformers itself makes of a checkpoint, against a dequantised copy of it.
+
+    Both in bfloat16, as people load them, since its loader gives tensors that it renames the type
+    that they have in files, whatever type is asked for.
+    """
+    expected, _ = _by_transformers(copy, kind, torch.bfloat16)
+    try:
+        model, told = _by_transformers(checkpoint.folder, kind, torch.bfloat16)
+    except Exception as error:  # another library's loader
+        if "automatic conversion" in str(error) and checkpoint.manifest.name == "int8-w8a8":
+            return "refuses: it joins experts that are FP8 or packed, and not int8"
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        return f"refuses: {type(error).__name__}: {reason}"
+    if made_up := sorted(told["missing_keys"]):
+        left = sorted(told["unexpected_keys"])
+        words = f"makes up {made_up[0]}, since it does not read {left[0] if left else 'it'}"
+        if all(".experts." in name for name in made_up):
+            return f"{words}: it has no rule to join experts of {kind} that are stored one by one"
+        if all(name.endswith(".weight") for name in left):
+            return f"{words}: of weights that it joins it reads packed ones only"
+        return words
+    found = dict(model.named_parameters())
+    for name, parameter in expected.named_parameters():
+        if name not in found or not torch.equal(parameter, found[name]):
+            return f"has another {name}"
+    off = gap(logits(model.float()), logits(expected.float()))
+    return SAME_WEIGHTS if off <= SAME else f"computes other logits (off by {off:.2g})"
 
 
 def dequantised_copy(checkpoint: Checkpoint, source: ModelSource, folder: Path) -> None:
@@ -534,22 +575,13 @@ def check(checkpoint: Checkpoint, source: Path, out: Path) -> dict[str, Any]:
     result["reference"] = "the same logits" if off <= SAME else f"off by {off:.2g}"
     if off > SAME:
         return result | {"ok": False, "reason": f"transformers computes other logits ({off:.2g})"}
-    if recipe != "gptq-w4a16":
-        return result
-    try:
-        theirs = logits(transformers_model(checkpoint.folder, kind))
-    except Exception as error:  # another library's loader
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        return result | {"transformers": f"does not load it: {type(error).__name__}: {reason}"}
-    off = gap(theirs, ours)
-    if off > SAME:
-        return result | {"transformers": f"loads it with other logits (off by {off:.2g})"}
-    return result | {"transformers": "the same logits"}
+    return result | {"transformers": own_loader(checkpoint, copy, kind)}
 
 
 UNUSED = re.compile(r"\.(k_proj|v_proj|k_norm)\.")
 EXPERTS_LAST = re.compile(r"\bdown_proj|\boutput_linear|\bw2\b")
 """Experts' last layers, all of a block in one tensor."""
+SAME_WEIGHTS = "the same weights and logits"
 SAME = 2e-2
 """Of the spread of logits: transformers' experts and ours add up in another order."""
 
@@ -586,7 +618,8 @@ def try_family(name: str, recipes: list[str], known: dict[str, Any]) -> dict[str
                 tried[recipe] = check(by_name[recipe], source, Path(scratch))
             except Exception as error:
                 tried[recipe] = {"ok": False, "reason": words(error, source)}
-            said = tried[recipe].get("reason") or tried[recipe].get("transformers", "")
+            loaded = tried[recipe].get("transformers", SAME_WEIGHTS)
+            said = tried[recipe].get("reason", "" if loaded == SAME_WEIGHTS else loaded)
             print(f"{name} {recipe}: {'ok' if tried[recipe]['ok'] else 'MISS'} {said}", flush=True)
         return result | {"recipes": tried}
 

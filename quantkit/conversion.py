@@ -186,7 +186,7 @@ def _write_side_files(checkpoint: Checkpoint, plan: Plan | None, scratch: Path) 
     config = read_config(checkpoint.folder)
     config.pop("quantization_config", None)
     if plan is not None:
-        config["quantization_config"] = formats.config(plan.recipe, plan.ignored)
+        config["quantization_config"] = formats.config(plan.recipe, plan.ignore)
     write_json(scratch / "config.json", config, allow_nan=True)
 
 

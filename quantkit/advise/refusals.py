@@ -52,7 +52,7 @@ def _to_be(shape: ModelShape, recipe: Recipe) -> tuple[dict[str, Any], list[Tens
     key = "to be", weights.digest(shape, recipe)
     if key not in shape.made:
         plan = weights.plan(shape, recipe)
-        config = {**shape.config, "quantization_config": formats.config(plan.recipe, plan.ignored)}
+        config = {**shape.config, "quantization_config": formats.config(plan.recipe, plan.ignore)}
         # An FP8 cache adds no tensor to a layer: both plans share one dict.
         layers = "unlike", id(plan.quantized)
         if layers not in shape.made:

@@ -119,6 +119,8 @@ class Architecture:
     """A tensor whose name in files differs from its module's; empty where there is none."""
     experts_note: str | None = None
     """A warning about serving the experts as written; None: nothing to warn about."""
+    module_names: Mapping[str, str] = field(default_factory=dict)
+    """transformers' names of linear layers that files name differently, by the names in files."""
     rows_by_head: str | None = None
     """The last part of the names of layers whose rows engines reorder; None: there are none."""
 
@@ -280,6 +282,8 @@ def _look(
     caches = [links.module(name) for name in caches if name.startswith(f"{blocks}.")]
     own_head = next((links.module(name) for name, m in modules.items() if m is head), HEAD)
     renamed = next((n for p, n in links.stored.items() if p != n), "")
+    # Experts have no modules of their own in transformers.
+    own_names = {links.module(name): name for name in modules if not EXPERT.search(name)}
     return Architecture(
         shapes,
         linears,
@@ -292,6 +296,7 @@ def _look(
         head=own_head,
         n_kv_heads=heads,
         renamed=renamed,
+        module_names={own: name for own, name in own_names.items() if own != name},
     )
 
 

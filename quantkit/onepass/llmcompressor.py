@@ -95,7 +95,7 @@ def check(recipes: Sequence[Recipe], device: torch.device, progress: Progress) -
 def modifiers(plan: Plan) -> list[tuple[str, dict[str, Any]]]:
     """A recipe in llm-compressor's terms: its classes and their arguments, in order."""
     recipe = plan.recipe
-    config = formats.config(recipe, plan.ignored)
+    config = formats.config(recipe, plan.ignore)
     *smoothing, rounding = methods.find(recipe.method).modifiers
     settings = {"SmoothQuantModifier": {"smoothing_strength": recipe.options.get("strength", 0.5)}}
     arguments = {"config_groups": config["config_groups"], "ignore": config["ignore"]}

@@ -258,7 +258,7 @@ OWN = ("config-shape", "missing-layer", "family-gone", "gpt-oss-experts", "deeps
 
 def _check_engine(source: ModelSource, plan: Plan) -> None:
     """Stop before a byte is written where vLLM would not load the result, or serve garbage."""
-    config = {**source.config, "quantization_config": formats.config(plan.recipe, plan.ignored)}
+    config = {**source.config, "quantization_config": formats.config(plan.recipe, plan.ignore)}
     linears = {*plan.quantized, *plan.ignored}
     specs = [spec for spec in plan.specs if spec.name.rpartition(".")[0] in linears]
     # Findings about the source itself were reported before there was a plan.

@@ -96,7 +96,7 @@ def quantize(
             with clock.of(plan.recipe.name):
                 if outcome.scales:
                     folder.write_scales(scratch, outcome.scales)
-                folder.write_side_files(scratch, source, plan.recipe, plan.ignored)
+                folder.write_side_files(scratch, source, plan.recipe, plan.ignore)
                 for name, text in run.beside.items():
                     write_text(scratch / name, text)
                 files = folder.hash_files(scratch, writer.hashes)

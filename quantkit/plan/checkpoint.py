@@ -1,7 +1,8 @@
 """What a run will write, planned before any weight is read."""
 
+import re
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -26,7 +27,7 @@ class Plan:
     quantized: dict[str, TensorSpec]
     """Modules to quantise, with each one's weight in the source."""
     ignored: list[str]
-    """Linear layers and routers that stay unquantised."""
+    """Linear layers and routers that stay unquantised, by their names in files."""
     specs: list[TensorSpec]
     """Every tensor of the result, in order."""
     kv_scales: list[TensorSpec]
@@ -35,12 +36,19 @@ class Plan:
     """Weights of the model, tied ones counted once."""
     unquantised: dict[str, TensorSpec] = field(default_factory=dict)
     """Modules that the recipe keeps in 16 bits by choice."""
+    also_ignored: list[str] = field(default_factory=list)
+    """transformers' names of the ignored layers, where they differ: its loader knows no others."""
     notes: list[str] = field(default_factory=list)
 
     @cached_property
     def names(self) -> frozenset[str]:
         """Names of all tensors of the result."""
         return frozenset(spec.name for spec in self.specs)
+
+    @property
+    def ignore(self) -> list[str]:
+        """What the checkpoint's config tells loaders to leave alone."""
+        return [*self.ignored, *self.also_ignored]
 
     @property
     def kv_shape(self) -> tuple[int, ...] | None:
@@ -102,15 +110,16 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
         else:
             specs.append(spec)
     kv_scales = _kv_scales(recipe, architecture, stored)
+    ignored = [
+        *(name for name in architecture.linears if name not in quantized),
+        *architecture.never,  # engines treat them as linear layers
+    ]
     return Plan(
         recipe=resolved,
         asked_digest=recipe.digest,
         quantized=quantized,
-        ignored=[
-            *(name for name in architecture.linears if name not in quantized),
-            *architecture.never,  # engines treat them as linear layers
-            *_module_of_head(architecture, quantized),
-        ],
+        ignored=ignored,
+        also_ignored=_in_transformers(architecture, ignored),
         specs=specs + kv_scales,
         kv_scales=kv_scales,
         n_parameters=sum(spec.n_elements for spec in stored),
@@ -138,9 +147,15 @@ def with_cache(
     )
 
 
-def _module_of_head(architecture: Architecture, quantized: Collection[str]) -> list[str]:
-    """transformers' name of an unquantised output head that files call something else."""
-    return [HEAD] if architecture.head not in (HEAD, *quantized) else []
+def _in_transformers(architecture: Architecture, ignored: Sequence[str]) -> list[str]:
+    """transformers' names of ignored layers; those that a pattern already covers are left out."""
+    patterns = [re.compile(name[3:]) for name in ignored if name.startswith("re:")]
+    found = (architecture.module_names.get(name) for name in ignored)
+    return [
+        name
+        for name in dict.fromkeys(found)
+        if name is not None and not any(pattern.match(name) for pattern in patterns)
+    ]
 
 
 def _experts_note(architecture: Architecture, stored: Iterable[str]) -> str | None:

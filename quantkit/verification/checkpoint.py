@@ -274,12 +274,23 @@ def file_faults(path: Path, manifest: Manifest) -> Iterator[str]:
 
 def _config_faults(path: Path, plan: Plan, source: ModelSource | None) -> Iterator[str]:
     config = read_config(path)
-    expected = formats.config(plan.recipe, plan.ignored)
-    if config.pop("quantization_config", None) != expected:
+    stored = config.pop("quantization_config", None)
+    # Other versions of transformers may have other names for ignored layers.
+    expected = formats.config(plan.recipe, [*plan.ignored, *_also_ignored(stored, plan)])
+    if stored != expected:
         yield "quantization_config does not match the recipe"
     if source is not None and config != source.config:
         changed = [k for k in {*config, *source.config} if config.get(k) != source.config.get(k)]
         yield f"{', '.join(sorted(changed))} differ from the source's config"
+
+
+def _also_ignored(section: Any, plan: Plan) -> list[str]:
+    """Other names of ignored layers in a stored config: none that belongs to this checkpoint."""
+    keys = ("ignore", "ignored_layers", "modules_to_not_convert")
+    lists = (section.get(key) for key in keys) if isinstance(section, dict) else ()
+    names = next((names for names in lists if isinstance(names, list)), [])
+    known = {*plan.ignored, *plan.quantized}
+    return [n for n in names if isinstance(n, str) and n not in known and not n.startswith("re:")]
 
 
 def tensor_faults(tensors: dict[str, StoredTensor] | Any, plan: Plan) -> Iterator[str]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+import quantkit
 from quantkit.dispatch import prediction
 from quantkit.errors import SourceError
 from quantkit.model import fused
@@ -36,6 +37,8 @@ KINDS = {
     "gemma3n_text": "several streams side by side, and keys and values that no layer uses",
 }
 RECIPES = ["fp8-dynamic", "awq-gptq-w4a16"]
+NOT_JOINED = ("gpt_oss", "granitemoehybrid")
+"""transformers reads their experts in one tensor only."""
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -50,6 +53,28 @@ def test_what_is_written_is_what_transformers_computes(made):
     for checkpoint in checkpoints:
         found = families.check(checkpoint, source, checkpoint.folder.parent)
         assert found["ok"], found
+        joins = json.loads((source / "config.json").read_bytes())["model_type"] not in NOT_JOINED
+        assert (found["transformers"] == families.SAME_WEIGHTS) == joins, found
+
+
+def test_transformers_leaves_alone_by_its_own_names_what_was_left_alone(tmp_path):
+    """Its loader knows a layer by its module: Phi-MoE's routers have another name in files."""
+    families.build("phimoe", tmp_path / "model")
+    (made,) = families.make(tmp_path / "model", ["rtn-w4a16"], tmp_path / "out")
+    found = families.check(made, tmp_path / "model", tmp_path)
+    assert found["transformers"] == families.SAME_WEIGHTS
+    config = json.loads((made.folder / "config.json").read_bytes())
+    ignore = config["quantization_config"]["ignore"]
+    assert {"model.layers.0.block_sparse_moe.gate", "model.layers.0.mlp.router"} <= set(ignore)
+    # Names that another version of transformers has are no fault, those of quantised layers are.
+    for name, is_sound in (
+        ("model.layers.0.other", True),
+        (next(iter(made.manifest.layers)), False),
+    ):
+        config["quantization_config"]["ignore"] = [*ignore, name]
+        (made.folder / "config.json").write_text(json.dumps(config))
+        told = quantkit.verify(made, source=tmp_path / "model").faults
+        assert any("quantization_config" in fault for fault in told) != is_sound, told
 
 
 def test_names_are_those_that_were_read(made):
@@ -174,7 +199,7 @@ def test_what_blocks_share_is_named_in_the_models_order(tmp_path):
 
 def test_a_head_is_left_alone_by_both_of_its_names(tmp_path):
     families.build("gpt_neox", tmp_path / "model")
-    assert {"embed_out", "lm_head"} <= set(plan(tmp_path / "model").ignored)
+    assert {"embed_out", "lm_head"} <= set(plan(tmp_path / "model").ignore)
 
 
 def test_experts_that_vllm_does_not_read_are_said(tmp_path):
