@@ -24,6 +24,7 @@ import shutil
 import tempfile
 import traceback
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from quantkit.model import fused
 from quantkit.model.shards import write_whole
 from quantkit.model.source import ModelSource
 from quantkit.onepass import estimate
+from quantkit.recipe import Recipe
 from quantkit.scoring import loading
 
 RESULT = Path(__file__).parent / "results" / "families.json"
@@ -530,12 +532,13 @@ def gap(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).abs().max() / other.std())
 
 
-def make(source: Path, recipes: list[str], out: Path) -> list[Checkpoint]:
+def make(source: Path, recipes: Sequence[str | Recipe], out: Path) -> list[Checkpoint]:
     """Checkpoints of these recipes, from one pass."""
     out.mkdir(parents=True, exist_ok=True)
     text = out / "text.txt"
     text.write_text(TEXT * 60, encoding="utf-8")
-    needs = any(not recipe.startswith(("fp8-dynamic", "rtn", "gguf")) for recipe in recipes)
+    names = [recipe if isinstance(recipe, str) else recipe.name for recipe in recipes]
+    needs = any(not name.startswith(("fp8-dynamic", "rtn", "gguf")) for name in names)
     return quantkit.quantize(
         source,
         recipes,

@@ -19,6 +19,7 @@ from quantkit.export.manifest import Converted, Manifest
 from quantkit.gguf.plan import NAME as GGUF
 from quantkit.gguf.plan import GGUFPlan
 from quantkit.grid import QuantizedWeight
+from quantkit.model import fused
 from quantkit.model.shards import DTYPES, TensorSpec
 from quantkit.model.source import INDEX, read_config
 from quantkit.onepass.datafree import copy_tensor
@@ -72,7 +73,9 @@ def convert(
             hashes = {file: digest}
         else:
             plan = expected_plan(path, after, None, trust_remote_code)
-            with folder.open_folder(scratch, _in_order(checkpoint, plan)) as writer:
+            specs = _in_order(checkpoint, plan)
+            together = fused.places(specs, checkpoint.stored, read_config(path))
+            with folder.open_folder(scratch, specs, together=together) as writer:
                 _write(checkpoint, before, plan, writer, progress)
             hashes = writer.hashes
             _write_side_files(checkpoint, plan, scratch)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import CheckpointError, SourceError
-from quantkit.export import folder
+from quantkit.export import expert_layout, folder
 from quantkit.export.manifest import now, versions
 from quantkit.formats import PLAIN
 from quantkit.gguf import source as gguf
@@ -79,11 +79,12 @@ def convert(
     refuse_existing(out, force, DEQUANTIZED)
     source = _opened(path, dtype, trust_remote_code)
     tensors = {name: _typed(tensor, dtype) for name, tensor in source.tensors.items()}
+    together = expert_layout.together(list(tensors.values()), source)
     require_space(out, folder.weight_bytes(tensors.values()))
     with scratch_folder(out, force, marker=DEQUANTIZED) as scratch:
         size = sum(tensor.size_bytes for tensor in tensors.values())
         progress.start(f"convert {source.label}", size)
-        with folder.open_folder(scratch, tensors.values()) as writer:
+        with folder.open_folder(scratch, tensors.values(), together=together) as writer:
             for tensor in tensors.values():
                 values = tensor.read()
                 require_finite(tensor, values)
@@ -106,15 +107,8 @@ def _opened(path: Path, dtype: str, trust_remote_code: bool) -> ModelSource:
     if method is None:
         raise SourceError(f"{path} is not quantised, so there is nothing to dequantise")
     check_kind(plain_config(given), path, trust_remote_code)
-    # Fused experts are not split: names stay those that loaders know.
     stored = read_tensors(path)
     found = dequantized.dequantized(stored, given)
-    if any(name.endswith("_blocks") for name in stored):
-        raise SourceError(
-            f"{path} holds all experts of a block in one tensor (MXFP4 of gpt-oss), which quantkit "
-            "does not dequantise; transformers does so by itself, and `quantkit quantize "
-            "--requantize` reads it directly"
-        )
     return ModelSource(
         str(path), path, None, plain_config(given), found, trust_remote_code, False, method, stored
     )

@@ -15,8 +15,9 @@ from quantkit.gguf import imatrix
 from quantkit.gguf.layout import Layout
 from quantkit.gguf.plan import NAME as GGUF_NAME
 from quantkit.gguf.reader import GGUF, read_file
+from quantkit.model import fused
 from quantkit.model.shards import StoredTensor, TensorSpec, read_header
-from quantkit.model.source import read_tensors
+from quantkit.model.source import read_config, read_tensors
 from quantkit.numbers import channel_scales
 
 
@@ -44,7 +45,12 @@ class Checkpoint:
 
     @cached_property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Every stored tensor; each file's header is checked."""
+        """Every stored tensor, experts one by one; each file's header is checked."""
+        return fused.separated(self.stored, read_config(self.folder))
+
+    @cached_property
+    def stored(self) -> Mapping[str, StoredTensor]:
+        """The tensors of its files."""
         return read_tensors(self.folder)
 
     def parts(self, module: str) -> list[str]:

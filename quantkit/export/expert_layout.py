@@ -11,9 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quantkit.errors import CheckpointError
+from quantkit.errors import CheckpointError, SourceError
+from quantkit.model import fused, skeleton
 from quantkit.model.derived import DerivedTensor, rows_of, slice_of
-from quantkit.model.headers import StoredTensor
+from quantkit.model.headers import StoredTensor, TensorSpec
+from quantkit.model.source import ModelSource
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +31,23 @@ BLOCKS = {"weight_packed": "blocks", "weight_scale": "scales", "bias": "bias"}
 JOINT = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 Change = tuple[str, str]
 Stored = dict[str, StoredTensor]
+
+
+def together(specs: Sequence[TensorSpec], source: ModelSource) -> dict[str, fused.Place]:
+    """Places of 16-bit experts in the fused tensors that loaders of the model read.
+
+    These are those of the source's files; a quantised source's are what transformers would save.
+    Empty where experts are stored one by one.
+    """
+    if not any(fused.OF_ONE.search(spec.name) for spec in specs):
+        return {}
+    whole: Mapping[str, TensorSpec] = source.stored
+    if source.quantized_by is not None:
+        try:
+            whole = skeleton.saved(skeleton.skeleton(source.folder, source.trust_remote_code))
+        except SourceError:  # nothing but its own code knows the model
+            return {}
+    return fused.places(specs, whole, source.config)
 
 
 def split(

@@ -2,7 +2,8 @@
 manifest.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +15,17 @@ from quantkit.errors import SourceError
 from quantkit.export import manifest
 from quantkit.export.manifest import Manifest, StoredFile
 from quantkit.model.description import README
+from quantkit.model.fused import Place
 from quantkit.model.shards import (
+    DTYPES,
     ShardWriter,
     StoredTensor,
     TensorSpec,
+    as_bytes,
     assign_to_shards,
     file_bytes,
     index_of,
+    to_host,
 )
 from quantkit.model.source import INDEX, ModelSource, side_files
 from quantkit.recipe import Recipe
@@ -43,9 +48,16 @@ class FolderWriter:
     """The weights of one checkpoint while they are written."""
 
     def __init__(
-        self, folder: Path, specs: Iterable[TensorSpec], present: Container[str] = ()
+        self,
+        folder: Path,
+        specs: Iterable[TensorSpec],
+        present: Container[str] = (),
+        together: Mapping[str, Place] | None = None,
     ) -> None:
+        """`together` has the places of separate experts that are stored in fused tensors."""
         self.folder = folder
+        self._experts = _Experts(together or {}, self._write_whole)
+        specs, present = self._experts.stored(specs, present)
         self._shards = assign_to_shards(specs, MAX_SHARD_BYTES)
         self._writers: dict[str, ShardWriter] = {}
         self.hashes: dict[str, str] = {}
@@ -64,7 +76,10 @@ class FolderWriter:
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """Write a tensor to its place. May be called from any thread."""
-        self._place[name].write(name, tensor)
+        if name in self._experts.places:
+            self._experts.put(name, to_host(tensor))
+        else:
+            self._place[name].write(name, tensor)
 
     def replace(self, name: str, tensor: torch.Tensor) -> None:
         """Overwrite a tensor that was written."""
@@ -72,10 +87,19 @@ class FolderWriter:
 
     def write_bytes(self, name: str, buffer: memoryview, offset: int = 0) -> None:
         """Write part of a tensor to its place."""
+        if name in self._experts.places:
+            self._experts.put_bytes(name, buffer, offset)
+        else:
+            self._place[name].write_bytes(name, buffer, offset)
+
+    def _write_whole(self, name: str, buffer: memoryview, offset: int) -> None:
         self._place[name].write_bytes(name, buffer, offset)
 
     def stored(self, name: str) -> StoredTensor:
         """Location of a tensor, for reading it back."""
+        if (place := self._experts.places.get(name)) is not None:
+            whole = place.whole.name
+            return place.of(self._place[whole].stored(whole), name)
         return self._place[name].stored(name)
 
     def flush(self) -> None:
@@ -96,12 +120,75 @@ class FolderWriter:
             writer.abandon()
 
 
+class _Experts:
+    """Layers of experts, collected until one expert's part of a fused tensor is complete."""
+
+    def __init__(
+        self, places: Mapping[str, Place], write: Callable[[str, memoryview, int], None]
+    ) -> None:
+        self.places, self._write = places, write
+        self._specs: dict[str, TensorSpec] = {}
+        self._begun: dict[tuple[str, int], tuple[torch.Tensor, list[str]]] = {}
+        self._parts: dict[str, tuple[bytearray, list[int]]] = {}
+        self._lock = threading.Lock()
+
+    def stored(
+        self, specs: Iterable[TensorSpec], present: Container[str]
+    ) -> tuple[list[TensorSpec], Container[str]]:
+        """The tensors of the files, and which of them are there already."""
+        result: dict[str, TensorSpec] = {}
+        absent: set[str] = set()
+        for spec in specs:
+            place = self.places.get(spec.name)
+            if place is None:
+                result[spec.name] = spec
+                continue
+            self._specs[spec.name] = spec
+            result[place.whole.name] = place.whole
+            if spec.name not in present:
+                absent.add(place.whole.name)
+        whole = {place.whole.name for place in self.places.values()} - absent
+        there = {name for name in result if name in whole or name in present}
+        return list(result.values()), there
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """Take one layer; the expert is written with its last one."""
+        place, spec = self.places[name], self._specs[name]
+        assert tensor.dtype == DTYPES[spec.dtype], f"{name}: {tensor.dtype} is not {spec.dtype}"
+        shape = place.whole.shape[1:]
+        key = (place.whole.name, place.index)
+        with self._lock:
+            empty = torch.empty(shape, dtype=tensor.dtype)
+            expert, taken = self._begun.setdefault(key, (empty, []))
+            place.cut.put(tensor, expert)
+            taken.append(name)
+            if len(taken) < place.cut.n_parts:
+                return
+            del self._begun[key]
+        self._write(place.whole.name, as_bytes(expert), place.index * expert.nbytes)
+
+    def put_bytes(self, name: str, buffer: memoryview, offset: int) -> None:
+        """Take some bytes of one layer."""
+        spec = self._specs[name]
+        with self._lock:
+            data, got = self._parts.setdefault(name, (bytearray(spec.size_bytes), []))
+            data[offset : offset + len(buffer)] = buffer
+            got.append(len(buffer))
+            if sum(got) < spec.size_bytes:
+                return
+            del self._parts[name]
+        self.put(name, torch.frombuffer(data, dtype=DTYPES[spec.dtype]).view(spec.shape))
+
+
 @contextmanager
 def open_folder(
-    folder: Path, specs: Iterable[TensorSpec], present: Container[str] = ()
+    folder: Path,
+    specs: Iterable[TensorSpec],
+    present: Container[str] = (),
+    together: Mapping[str, Place] | None = None,
 ) -> Iterator[FolderWriter]:
     """A writer that is closed properly if the work succeeds."""
-    writer = FolderWriter(folder, specs, present)
+    writer = FolderWriter(folder, specs, present, together)
     try:
         yield writer
         writer.close()

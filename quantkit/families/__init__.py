@@ -208,13 +208,17 @@ FAMILIES = {
 }
 UNKNOWN = Family()
 EXPERTS_NOT_SERVED = {
-    "gpt_oss": "vLLM reads the experts of gpt-oss in MXFP4, or all of a block in one tensor of 16 "
-    "bits, and not one by one as they are written here (0.26 to 0.32): this checkpoint is for "
-    "transformers; serve the published model, whose experts are MXFP4",
+    "gpt_oss": "vLLM (0.26 to 0.32) and transformers read the experts of gpt-oss in MXFP4 or in 16 "
+    "bits, all of a block in one tensor, and not one by one as quantised experts are written here: "
+    "serve the published model, whose experts are MXFP4, or put re:.*experts.* into the recipe's "
+    "`ignore`, which keeps them in 16 bits",
+}
+"""Families whose quantised experts loaders do not read, and what to do."""
+NOT_SERVED = {
     "deepseek_v4": "vLLM before 0.30 computes DeepSeek V4's attention from published FP8 blocks "
     "and nothing else: serve this checkpoint with 0.30 or later",
 }
-"""Families whose experts, as written here, an engine does not load (yet), and what to do."""
+"""Families that an engine does not load as written here (yet), and what to do."""
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "zamba2": (r"re:.*\bfeed_forward\b.*", r"re:^model\.(q|k|v|o|qkv)_proj$"),
     **dict.fromkeys(
@@ -234,9 +238,14 @@ def of(config: Mapping[str, Any]) -> Family:
     return FAMILIES.get(str(config.get("model_type")), UNKNOWN)
 
 
-def serving_note(config: Mapping[str, Any]) -> str | None:
-    """What to know before serving a model's experts as written here."""
+def experts_note(config: Mapping[str, Any]) -> str | None:
+    """What to know before serving a model with quantised experts."""
     return EXPERTS_NOT_SERVED.get(str(config.get("model_type")))
+
+
+def serving_note(config: Mapping[str, Any]) -> str | None:
+    """What to know before serving a quantised model of this family."""
+    return NOT_SERVED.get(str(config.get("model_type")))
 
 
 def other_names(config: Mapping[str, Any]) -> tuple[str, ...]:

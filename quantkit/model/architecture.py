@@ -118,7 +118,9 @@ class Architecture:
     renamed: str = ""
     """A tensor whose name in files differs from its module's; empty where there is none."""
     experts_note: str | None = None
-    """A warning about serving the experts as written; None: nothing to warn about."""
+    """A warning about serving quantised experts; None: nothing to warn about."""
+    note: str | None = None
+    """The same about serving the model at all."""
     module_names: Mapping[str, str] = field(default_factory=dict)
     """transformers' names of linear layers that files name differently, by the names in files."""
     rows_by_head: str | None = None
@@ -148,7 +150,8 @@ class Architecture:
         return replace(
             looked,
             kept={**looked.kept, **others},
-            experts_note=families.serving_note(config),
+            experts_note=families.experts_note(config),
+            note=families.serving_note(config),
             rows_by_head=families.rows_by_head(config),
         )
 

@@ -1,4 +1,4 @@
-"""Experts that a checkpoint stores in one fused tensor, as separate tensors.
+"""Experts that a checkpoint stores in one fused tensor, as separate tensors, and back.
 
 Serving engines read quantised experts one by one (`experts.3.gate_proj.weight_packed`), whatever
 form the 16-bit model has: so plans, checkpoints and checks use these names. Without torch.
@@ -9,13 +9,13 @@ interleaved does not.
 """
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quantkit.model.derived import DerivedTensor, rows_of, slice_of
-from quantkit.model.headers import StoredTensor
+from quantkit.model.headers import WEIGHT_TYPES, StoredTensor, TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +72,8 @@ STYLES = (
         {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"},
     ),
 )
+OF_ONE = re.compile(r"\.experts\.\d+\.")
+"""In the names of tensors of a single expert."""
 SEPARATE = re.compile(
     r"(?P<block>.*)\.experts\.(?P<index>\d+)\.(?P<layer>\w+)\.(?P<kind>weight|bias)"
 )
@@ -151,11 +153,9 @@ def _layers(
     biases: Sequence[StoredTensor | None],
     alternating: bool,
 ) -> dict[str, StoredTensor]:
-    n_experts, height, width = both.shape
-    _, first, second = down.shape
-    n_parts = len(style.layers) - 1
-    transposed = (height, width) != (n_parts * second, first)
-    if transposed and (height, width) != (second, n_parts * first):
+    n_experts, n_parts = both.shape[0], len(style.layers) - 1
+    transposed = _is_transposed(both.shape, down.shape, n_parts)
+    if transposed is None:
         return {}  # whoever needs them reports that they do not fit
     result: dict[str, StoredTensor] = {}
     upper = [layer for layer in style.layers if layer != "down_proj"]
@@ -163,22 +163,22 @@ def _layers(
         start = f"{block}.{style.experts}.{index}"
         for place, layer in enumerate(upper):
             name = f"{start}.{style.layers[layer]}.weight"
-            cut = _Cut(place, n_parts, alternating, transposed)
+            cut = Cut(place, n_parts, alternating, transposed)
             result[name] = cut.of(slice_of(both, index), name)
             if biases[0] is not None:
                 name = f"{start}.{style.layers[layer]}.bias"
-                cut = _Cut(place, n_parts, alternating, False)
+                cut = Cut(place, n_parts, alternating, False)
                 result[name] = cut.of(slice_of(biases[0], index), name)
         name = f"{start}.{style.layers['down_proj']}.weight"
-        result[name] = _Cut(0, 1, False, transposed).of(slice_of(down, index), name)
+        result[name] = Cut(0, 1, False, transposed).of(slice_of(down, index), name)
         if biases[1] is not None:
             name = f"{start}.{style.layers['down_proj']}.bias"
-            result[name] = _Cut(0, 1, False, False).of(slice_of(biases[1], index), name)
+            result[name] = Cut(0, 1, False, False).of(slice_of(biases[1], index), name)
     return result
 
 
 @dataclass(frozen=True)
-class _Cut:
+class Cut:
     """Which rows of one expert's tensor a layer takes."""
 
     place: int
@@ -193,6 +193,87 @@ class _Cut:
             return rows_of(tensor, name, self.place * size, (self.place + 1) * size)
         compute = partial(_cut, self.place, self.n_parts, self.alternating, self.transposed)
         return DerivedTensor.of(name, tensor.dtype, (size, *rest), [tensor], compute)
+
+    def put(self, layer: "torch.Tensor", expert: "torch.Tensor") -> None:
+        """Write a layer's rows into one expert's tensor."""
+        rows = expert.t() if self.transposed else expert
+        if self.alternating:
+            rows[self.place :: self.n_parts] = layer
+        else:
+            rows[self.place * len(layer) : (self.place + 1) * len(layer)] = layer
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a separate expert's tensor is in a fused one."""
+
+    whole: TensorSpec
+    index: int
+    cut: Cut
+
+    def of(self, whole: StoredTensor, name: str) -> StoredTensor:
+        """The tensor of this place, under its own name."""
+        return self.cut.of(slice_of(whole, self.index), name)
+
+
+def places(
+    specs: Iterable[TensorSpec], whole: Mapping[str, TensorSpec], config: Mapping[str, Any]
+) -> dict[str, Place]:
+    """Places of separate experts in the fused tensors that a model has in files.
+
+    Empty unless every expert has one: engines expect either form, not both.
+    """
+    types = {str(c.get("model_type")) for c in _configs(config)}
+    alternating = not types.isdisjoint(ALTERNATING)
+    found: dict[str, Place] = {}
+    for spec in specs:
+        if not OF_ONE.search(spec.name):
+            continue
+        place = _place(spec, whole, alternating) if spec.dtype in WEIGHT_TYPES else None
+        if place is None:
+            return {}
+        found[spec.name] = place
+    sizes: dict[str, int] = {}
+    for spec in specs:
+        if (place := found.get(spec.name)) is not None:
+            sizes[place.whole.name] = sizes.get(place.whole.name, 0) + spec.n_elements
+    if any(sizes[place.whole.name] != place.whole.n_elements for place in found.values()):
+        return {}
+    return found
+
+
+def _place(spec: TensorSpec, whole: Mapping[str, TensorSpec], alternating: bool) -> Place | None:
+    match = SEPARATE.fullmatch(spec.name)
+    for style in STYLES if match is not None else ():
+        assert match is not None
+        layers = {own: layer for layer, own in style.layers.items()}
+        pair = [whole.get(f"{match['block']}.{last}") for last in (style.first, style.down)]
+        both, down = pair
+        if match["layer"] not in layers or both is None or down is None or len(both.shape) != 3:
+            continue
+        layer = layers[match["layer"]]
+        own = down if layer == "down_proj" else both
+        upper = [layer for layer in style.layers if layer != "down_proj"]
+        if (turned := _is_transposed(both.shape, down.shape, len(upper))) is None:
+            continue
+        if match["kind"] == "bias":
+            own, turned = whole.get(f"{own.name}_bias", own), False
+            if len(own.shape) != 2:
+                continue
+        cut = Cut(0, 1, False, turned)
+        if layer != "down_proj":
+            cut = Cut(upper.index(layer), len(upper), alternating and len(upper) > 1, turned)
+        return Place(TensorSpec(own.name, spec.dtype, own.shape), int(match["index"]), cut)
+    return None
+
+
+def _is_transposed(both: Sequence[int], down: Sequence[int], n_parts: int) -> bool | None:
+    """Whether experts are stored as columns by rows; None where the shapes do not fit."""
+    _, height, width = both
+    _, first, second = down
+    if (height, width) == (n_parts * second, first):
+        return False
+    return True if (height, width) == (second, n_parts * first) else None
 
 
 def _cut(

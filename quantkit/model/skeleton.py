@@ -129,17 +129,21 @@ def find_blocks(model: Any) -> tuple[str, Any]:
 
 
 def usual_names(model: Any) -> dict[str, tuple[int, ...]]:
-    """The names that transformers would save this model with."""
-    from transformers.core_model_loading import revert_weight_conversion
-
+    """The names that transformers would save this model with, and those of separate experts."""
     from quantkit.model import fused
 
-    saved = revert_weight_conversion(model, model.state_dict())
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    shapes = {name: tuple(t.shape) for name, t in saved.items() if name not in tied}
-    stored = {n: StoredTensor(n, "BF16", shape, Path(), 0) for n, shape in shapes.items()}
-    separate = fused.separated(stored, model.config.to_dict())
+    separate = fused.separated(saved(model), model.config.to_dict())
     return {name: tensor.shape for name, tensor in separate.items()}
+
+
+def saved(model: Any) -> dict[str, StoredTensor]:
+    """The tensors that transformers would save this model as."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    found = revert_weight_conversion(model, model.state_dict())
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    shapes = {name: tuple(t.shape) for name, t in found.items() if name not in tied}
+    return {n: StoredTensor(n, "BF16", shape, Path(), 0) for n, shape in shapes.items()}
 
 
 def cache_argument(module: "torch.nn.Module") -> str | None:

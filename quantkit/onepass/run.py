@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from quantkit import device as devices
-from quantkit.export import card, folder, manifest
+from quantkit.export import card, expert_layout, folder, manifest
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.manifest import Layer, Manifest
 from quantkit.gguf import conversion
@@ -81,7 +81,12 @@ def quantize(
         with ExitStack() as writing:
             writers = [
                 writing.enter_context(
-                    folder.open_folder(scratch, plan.specs, kept.tensors if kept else ())
+                    folder.open_folder(
+                        scratch,
+                        plan.specs,
+                        kept.tensors if kept else (),
+                        expert_layout.together(plan.specs, source),
+                    )
                 )
                 for scratch, plan, kept in zip(scratches, job.plans, journals, strict=True)
             ]

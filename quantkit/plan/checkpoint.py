@@ -126,7 +126,7 @@ def make(architecture: Architecture, stored: list[TensorSpec], recipe: Recipe) -
         unquantised={name: by_name[f"{name}.weight"] for name in every if name in kept},
         notes=[
             note
-            for note in (word, _experts_note(architecture, by_name), _rowless_note(rowless))
+            for note in (word, *_serving_notes(architecture, quantized), _rowless_note(rowless))
             if note
         ],
     )
@@ -158,9 +158,9 @@ def _in_transformers(architecture: Architecture, ignored: Sequence[str]) -> list
     ]
 
 
-def _experts_note(architecture: Architecture, stored: Iterable[str]) -> str | None:
-    has_experts = any(EXPERT.search(name) for name in stored)
-    return architecture.experts_note if has_experts else None
+def _serving_notes(architecture: Architecture, quantized: Iterable[str]) -> list[str | None]:
+    has_experts = any(EXPERT.search(name) for name in quantized)
+    return [architecture.experts_note if has_experts else None, architecture.note]
 
 
 def _rowless(

@@ -37,6 +37,9 @@ KINDS = {
     "gemma3n_text": "several streams side by side, and keys and values that no layer uses",
 }
 RECIPES = ["fp8-dynamic", "awq-gptq-w4a16"]
+WITHOUT_EXPERTS = Recipe.load("rtn-w4a16").model_copy(
+    update={"name": "rtn-attention", "ignore": ["lm_head", "re:.*experts.*"]}
+)
 NOT_JOINED = ("gpt_oss", "granitemoehybrid")
 """transformers reads their experts in one tensor only."""
 
@@ -204,11 +207,33 @@ def test_a_head_is_left_alone_by_both_of_its_names(tmp_path):
 
 def test_experts_that_vllm_does_not_read_are_said(tmp_path):
     families.build("gpt_oss", tmp_path / "model")
-    words = "vLLM reads the experts of gpt-oss in MXFP4"
+    words = "read the experts of gpt-oss in MXFP4 or in 16 bits, all of a block in one tensor"
     assert words in " ".join(plan(tmp_path / "model").notes)
-    # Experts that are left alone are written one by one, too.
-    without = Recipe.load("rtn-w4a16").model_copy(update={"ignore": ["lm_head", "re:.*experts.*"]})
-    assert words in " ".join(plan(tmp_path / "model", without).notes)
+    assert words not in " ".join(plan(tmp_path / "model", WITHOUT_EXPERTS).notes)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_vl_moe"])
+def test_experts_that_stay_in_16_bits_stay_as_they_were(family, tmp_path):
+    """In tensors of all experts, as every loader of the family reads them."""
+    families.build(family, tmp_path / "model")
+    made = families.make(tmp_path / "model", [WITHOUT_EXPERTS, calibrated()], tmp_path / "out")
+    original = read_header(tmp_path / "model" / "model.safetensors")
+    whole = [name for name in original if ".experts." in name]
+    assert whole
+    for checkpoint in made:
+        stored = read_header(checkpoint.folder / "model.safetensors")
+        assert {name for name in stored if ".experts." in name} == set(whole)
+        for name in whole:
+            assert torch.equal(stored[name].read(), original[name].read())
+        found = families.check(checkpoint, tmp_path / "model", tmp_path)
+        assert (found["ok"], found["transformers"]) == (True, families.SAME_WEIGHTS), found
+        assert not prediction.predict(checkpoint.folder).faults
+
+
+def calibrated():
+    """The same with attention by GPTQ."""
+    changes = {"name": "gptq-attention", "ignore": WITHOUT_EXPERTS.ignore}
+    return Recipe.load("gptq-w4a16").model_copy(update=changes)
 
 
 def plan(folder, recipe=None):
