@@ -18,6 +18,7 @@ from quantkit.model import fused
 from quantkit.model.architecture import Architecture
 from quantkit.model.headers import read_header
 from quantkit.model.source import ModelSource
+from quantkit.onepass.finished_block import FinishedBlock
 from quantkit.plan import checkpoint as planning
 from quantkit.recipe import Recipe
 
@@ -228,6 +229,28 @@ def test_experts_that_stay_in_16_bits_stay_as_they_were(family, tmp_path):
         found = families.check(checkpoint, tmp_path / "model", tmp_path)
         assert (found["ok"], found["transformers"]) == (True, families.SAME_WEIGHTS), found
         assert not prediction.predict(checkpoint.folder).faults
+
+
+def test_a_stopped_pass_beside_16_bit_experts_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
+    families.build("gpt_oss", tmp_path / "model")
+
+    def make(out):
+        (made,) = families.make(tmp_path / "model", [calibrated()], tmp_path / out)
+        return made.manifest.files["model.safetensors"].sha256
+
+    expected, deliver, n_calls = make("whole"), FinishedBlock.deliver, []
+
+    def once(self, *arguments):
+        n_calls.append(1)
+        if len(n_calls) > 1:
+            raise KeyboardInterrupt
+        deliver(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FinishedBlock, "deliver", once)
+        with pytest.raises(KeyboardInterrupt):
+            make("stopped")
+    assert make("stopped") == expected
 
 
 def calibrated():

@@ -9,8 +9,10 @@ from conftest import SIZES, with_tokenizer
 
 import quantkit
 from quantkit.errors import SourceError
+from quantkit.model.headers import read_header
 from quantkit.model.shards import write_whole
 from quantkit.model.source import ModelSource
+from quantkit.recipe import Recipe
 
 FORMS = [
     ("rtn-w4a16", None),
@@ -100,3 +102,70 @@ def test_experts_of_mxfp4_are_those_of_transformers(tmp_path):
                 assert torch.equal(found[f"{start}.weight"].read(), expected)
                 expected = bias[index, place :: len(names)]
                 assert torch.equal(found[f"{start}.bias"].read(), expected)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """gpt-oss as published: experts in MXFP4, all of a block in one tensor."""
+    folder = tmp_path_factory.mktemp("mxfp4") / "model"
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "num_local_experts": 4}
+    config = transformers.GptOssConfig(
+        **SIZES | sizes | {"vocab_size": 4096, "num_experts_per_tok": 2, "dtype": "bfloat16"}
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.GptOssForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    generator = torch.Generator().manual_seed(0)
+    stored = {}
+    for name, tensor in read_header(folder / "model.safetensors").items():
+        stored[name] = tensor.read()
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        n_experts, columns, rows = stored.pop(name).shape
+        groups = (n_experts, rows, columns // 32)
+        random = {"generator": generator, "dtype": torch.uint8}
+        stored[f"{name}_blocks"] = torch.randint(0, 256, (*groups, 16), **random)
+        stored[f"{name}_scales"] = torch.randint(118, 122, groups, **random)
+    (folder / "model.safetensors").unlink()
+    write_whole(folder / "model.safetensors", stored)
+    described = json.loads((folder / "config.json").read_bytes())
+    described["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+    }
+    (folder / "config.json").write_text(json.dumps(described))
+    return with_tokenizer(folder)
+
+
+def parameters(folder, **arguments):
+    model = transformers.GptOssForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, **arguments
+    )
+    return dict(model.named_parameters())
+
+
+def test_mxfp4_experts_become_the_tensors_that_transformers_makes_of_them(mixture, tmp_path):
+    asked = transformers.Mxfp4Config(dequantize=True)
+    expected = parameters(mixture, quantization_config=asked)
+    quantkit.convert(mixture, to="bf16", out=tmp_path / "plain")
+    found = parameters(tmp_path / "plain")
+    assert expected.keys() == found.keys()
+    for name, parameter in expected.items():
+        assert torch.equal(found[name], parameter), name
+
+
+def test_mxfp4_experts_that_stay_alone_are_16_bits_in_one_tensor(mixture, tmp_path):
+    recipe = Recipe.load("fp8-dynamic").model_copy(update={"ignore": ["lm_head", "re:.*experts.*"]})
+    with pytest.raises(SourceError, match=r"already quantised \(mxfp4\).*--requantize"):
+        quantkit.quantize(mixture, [recipe], out=tmp_path, device="cpu")
+    (made,) = quantkit.quantize(mixture, [recipe], out=tmp_path, device="cpu", requantize=True)
+    assert "from weights that mxfp4 had quantised" in made.manifest.notes
+    assert quantkit.verify(made, source=mixture).ok
+    quantkit.convert(mixture, to="bf16", out=tmp_path / "plain")
+    plain = read_header(tmp_path / "plain" / "model.safetensors")
+    stored = read_header(made.folder / "model.safetensors")
+    experts = [name for name in plain if ".experts." in name]
+    assert {name for name in stored if ".experts." in name} == set(experts)
+    assert len(experts) == 2 * 4
+    for name in experts:
+        assert torch.equal(stored[name].read(), plain[name].read()), name
