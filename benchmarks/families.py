@@ -475,27 +475,46 @@ def own_loader(checkpoint: Checkpoint, copy: Path, kind: str) -> str:
     that they have in files, whatever type is asked for.
     """
     expected, _ = _by_transformers(copy, kind, torch.bfloat16)
+    joins = _joins_experts(expected)
     try:
         model, told = _by_transformers(checkpoint.folder, kind, torch.bfloat16)
     except Exception as error:  # another library's loader
-        if "automatic conversion" in str(error) and checkpoint.manifest.name == "int8-w8a8":
-            return "refuses: it joins experts that are FP8 or packed, and not int8"
+        if "automatic conversion" in str(error) and joins and is_int8(checkpoint):
+            return f"refuses: {ONLY_PACKED}"
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         return f"refuses: {type(error).__name__}: {reason}"
     if made_up := sorted(told["missing_keys"]):
         left = sorted(told["unexpected_keys"])
         words = f"makes up {made_up[0]}, since it does not read {left[0] if left else 'it'}"
         if all(".experts." in name for name in made_up):
-            return f"{words}: it has no rule to join experts of {kind} that are stored one by one"
+            none = f"it has no rule to join experts of {kind} that are stored one by one"
+            return f"{words}: {ONLY_PACKED if joins and is_int8(checkpoint) else none}"
         if all(name.endswith(".weight") for name in left):
             return f"{words}: of weights that it joins it reads packed ones only"
         return words
     found = dict(model.named_parameters())
     for name, parameter in expected.named_parameters():
-        if name not in found or not torch.equal(parameter, found[name]):
+        # It may hold quantised experts in modules of their own (Llama 4), which logits judge.
+        if name in found and not torch.equal(parameter, found[name]):
             return f"has another {name}"
     off = gap(logits(model.float()), logits(expected.float()))
     return SAME_WEIGHTS if off <= SAME else f"computes other logits (off by {off:.2g})"
+
+
+def _joins_experts(model: Any) -> bool:
+    """Whether transformers has a rule for this model's experts where they are stored one by one."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    rules = [r for r in get_model_conversion_mapping(model) if isinstance(r, WeightConverter)]
+    return any(
+        re.search(r"experts\.(\*|\\d)", p) for r in rules for p in r._original_source_patterns
+    )
+
+
+def is_int8(checkpoint: Checkpoint) -> bool:
+    """Whether weights are integers of a byte each: neither floats nor packed."""
+    return any(tensor.dtype == "I8" for tensor in checkpoint.stored.values())
 
 
 def dequantised_copy(checkpoint: Checkpoint, source: ModelSource, folder: Path) -> None:
@@ -584,6 +603,7 @@ def check(checkpoint: Checkpoint, source: Path, out: Path) -> dict[str, Any]:
 UNUSED = re.compile(r"\.(k_proj|v_proj|k_norm)\.")
 EXPERTS_LAST = re.compile(r"\bdown_proj|\boutput_linear|\bw2\b")
 """Experts' last layers, all of a block in one tensor."""
+ONLY_PACKED = "it joins experts in FP8 or packed, and not those in int8"
 SAME_WEIGHTS = "the same weights and logits"
 SAME = 2e-2
 """Of the spread of logits: transformers' experts and ours add up in another order."""

@@ -341,10 +341,15 @@ def find_routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[s
         beside = [(module, shape) for module, shape in others if module.startswith(f"{block}.")]
         named = [m for m, _ in beside if set(ROUTERS) & set(m.removeprefix(block).split("."))]
         found_routers = named or [m for m, shape in beside if shape[0] == n_experts]
+        # Whatever else lies directly beside experts may be the router under another name.
+        found_routers = found_routers or [
+            m for m, _ in beside if "." not in m.removeprefix(f"{block}.")
+        ]
         if not found_routers:
             raise SourceError(
-                f"{folder}: {block} has {n_experts} experts, but no module next to them is called "
-                f"{' or '.join(ROUTERS)} or has {n_experts} rows: quantkit finds no router there"
+                f"{folder}: {block} has {n_experts} experts and no layer directly beside them that "
+                f"could be their router (called {' or '.join(ROUTERS)}, or with {n_experts} rows), "
+                "so nothing says what must stay exact; serve it unquantised"
             )
         routers += found_routers
     return tuple(routers)

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -226,15 +227,55 @@ class Stack(nn.Module):
         return torch.cat([part(inputs) for part in self.children()], -1)
 
 
+class _Brought:
+    """Experts of code that a model brings, each a module: who is called, and with what."""
+
+    def __init__(self, experts: nn.Module) -> None:
+        self._experts = list(experts.children())
+        self._called: set[int] = set()
+        self._rows: list[torch.Tensor] = []
+        self._handles = [
+            expert.register_forward_pre_hook(partial(self._see, index), with_kwargs=True)
+            for index, expert in enumerate(self._experts)
+        ]
+
+    def _see(self, index: int, module: nn.Module, values: Any, named: dict[str, Any]) -> None:
+        self._called.add(index)
+        if len(values) == 1 and not named and torch.is_tensor(values[0]):
+            self._rows.append(values[0].reshape(-1, values[0].shape[-1])[::LEAST_SHARE])
+
+    def meet_the_others(self) -> None:
+        """Call experts that no token went to with some tokens of those that were called."""
+        left = [e for index, e in enumerate(self._experts) if index not in self._called]
+        if left and self._rows:
+            rows = torch.cat(self._rows)
+            for expert in left:
+                expert(rows)
+
+    def let_go(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def _is_list(name: str, module: nn.Module) -> bool:
+    """Whether a module is a list of experts, none of them fused."""
+    return name.rpartition(".")[2] == "experts" and isinstance(module, nn.ModuleList)
+
+
 @contextmanager
 def watched(block: nn.Module, real: torch.Tensor | None) -> Iterator[None]:
     """Let every expert of a block see some tokens, and none of them padding."""
     found = [module for module in block.modules() if isinstance(module, Experts)]
+    lists = [_Brought(module) for name, module in block.named_modules() if _is_list(name, module)]
     for module in found:
         module.is_watched, module.real = True, real
     try:
         yield
+        for brought in lists:
+            brought.meet_the_others()
     finally:
+        for brought in lists:
+            brought.let_go()
         for module in found:
             module.is_watched, module.real = False, None
 

@@ -221,25 +221,31 @@ def places(
 ) -> dict[str, Place]:
     """Places of separate experts in the fused tensors that a model has in files.
 
-    Empty unless every expert has one: engines expect either form, not both.
+    All experts of a part of the model (its blocks, or a head that predicts ahead) are in such
+    tensors, or none is: engines expect either form.
     """
     types = {str(c.get("model_type")) for c in _configs(config)}
     alternating = not types.isdisjoint(ALTERNATING)
     found: dict[str, Place] = {}
+    apart: set[str] = set()
+    left: dict[str, int] = {}
     for spec in specs:
         if not OF_ONE.search(spec.name):
             continue
         place = _place(spec, whole, alternating) if spec.dtype in WEIGHT_TYPES else None
         if place is None:
-            return {}
+            apart.add(_part_of_model(spec.name))
+            continue
         found[spec.name] = place
-    sizes: dict[str, int] = {}
-    for spec in specs:
-        if (place := found.get(spec.name)) is not None:
-            sizes[place.whole.name] = sizes.get(place.whole.name, 0) + spec.n_elements
-    if any(sizes[place.whole.name] != place.whole.n_elements for place in found.values()):
-        return {}
-    return found
+        left[place.whole.name] = left.get(place.whole.name, place.whole.n_elements)
+        left[place.whole.name] -= spec.n_elements
+    apart |= {_part_of_model(name) for name, place in found.items() if left[place.whole.name]}
+    return {name: place for name, place in found.items() if _part_of_model(name) not in apart}
+
+
+def _part_of_model(name: str) -> str:
+    """The list of blocks that a tensor belongs to."""
+    return re.split(r"\.\d+\.", name, maxsplit=1)[0]
 
 
 def _place(spec: TensorSpec, whole: Mapping[str, TensorSpec], alternating: bool) -> Place | None:

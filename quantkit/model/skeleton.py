@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from quantkit.errors import SourceError
 from quantkit.model import lean_import
 from quantkit.model.headers import StoredTensor
-from quantkit.model.source import read_config
+from quantkit.model.source import is_native, read_config
 from quantkit.quiet import only_errors
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def skeleton(
                     del part.quantization_config  # otherwise transformers builds quantised layers
             model = _build(config, trust_remote_code, {} if dtype is None else {"dtype": dtype})
     except Exception as error:  # a config is untrusted input; anything may be wrong with it
+        _explain(folder)
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         if "trust_remote_code" in str(error):
             raise SourceError(
@@ -54,6 +55,28 @@ def skeleton(
         ) from error
     model.tie_weights()
     return model.eval()
+
+
+def _explain(folder: Path) -> None:
+    """Refuse a model type that nobody here knows, with the way out."""
+    path, config = folder / "config.json", read_config(folder)
+    codes = config.get("auto_map")
+    if isinstance(codes, dict) and not is_native(config):
+        # A name with -- is a file of another repository.
+        classes = [c for c in codes.values() if isinstance(c, str) and "--" not in c]
+        files = dict.fromkeys(f"{c.rpartition('.')[0].replace('.', '/')}.py" for c in classes)
+        if gone := [file for file in files if not (folder / file).is_file()]:
+            raise SourceError(
+                f"{path} has its code in {gone[0]} (auto_map), which is missing; download it again"
+            )
+    elif config.get("model_type") and not is_native(config):
+        from transformers import __version__
+
+        raise SourceError(
+            f"{path} has model_type {config['model_type']}, which transformers {__version__} does "
+            "not know, and names no code of its own (auto_map); upgrade transformers, or download "
+            "the model with its code and give --trust-remote-code"
+        )
 
 
 def require_countable(folder: Path) -> None:

@@ -323,15 +323,23 @@ def check_kind(config: Mapping[str, Any], folder: Path, trust_remote_code: bool 
     named = config.get("architectures") or []
     architectures = [str(a) for a in (named if isinstance(named, list) else [named])]
     kind = ", ".join(architectures) or str(config.get("model_type", "unnamed"))
-    if config.get("is_encoder_decoder") or not any(
+    if config.get("is_encoder_decoder"):
+        raise SourceError(
+            f"{folder} has an unsupported architecture ({kind}): an encoder beside its decoder "
+            "(is_encoder_decoder in config.json), and quantkit supports decoders that generate "
+            "text; serve it unquantised, or take a decoder"
+        )
+    if not any(
         a.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
         for a in architectures
     ):
         raise SourceError(
-            f"{folder} has an unsupported architecture ({kind}); quantkit supports decoders that "
-            "generate text, alone (…ForCausalLM) or with a tower (…ForConditionalGeneration)"
+            f"{folder} has an unsupported architecture ({kind} in config.json); quantkit supports "
+            "decoders that generate text, alone (…ForCausalLM) or with a tower "
+            "(…ForConditionalGeneration): give a model with a language head, or serve this one "
+            "unquantised"
         )
-    if config.get("auto_map") and not trust_remote_code and not _is_native(config):
+    if config.get("auto_map") and not trust_remote_code and not is_native(config):
         raise SourceError(
             f"{folder} ships its own modelling code; read it, then allow it with "
             "--trust-remote-code"
@@ -350,7 +358,7 @@ def experts_key(config: Mapping[str, Any]) -> str | None:
     return next((k for c in (config, *nested) for k in EXPERTS if c.get(k)), None)
 
 
-def _is_native(config: Mapping[str, Any]) -> bool:
+def is_native(config: Mapping[str, Any]) -> bool:
     """Whether transformers itself has this architecture, so that shipped code can be ignored."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 

@@ -37,7 +37,7 @@ class Collector:
     _alive: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
     """Inputs of the current forward pass by identity; kept so that no identity is reused."""
     _last: str = ""
-    """The linear that was reached last."""
+    """The linear that was reached last, if every batch reaches it last."""
 
     @contextmanager
     def watching(self, keep: Keep = None, statesonly: bool = False) -> Iterator[None]:
@@ -110,7 +110,7 @@ class Collector:
             self.statistics[name].add(states)
             if self.n_kept:
                 self._keep(name, states)
-        self._last = name
+        self._last = "" if EXPERT.search(name) else name  # other tokens go to other experts
 
     def _keep(self, name: str, states: torch.Tensor) -> None:
         """Keep some inputs of every batch, evenly spaced, until there are enough."""

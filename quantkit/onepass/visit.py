@@ -139,6 +139,7 @@ class Visit:
                 del batch, output
             collector.complete(self.ranks)
             cached.add_up(self.ranks, decoder.device)
+            self._require_met(collector, quantised)
             _require_finite(decoder.name(self.index), collector)
             found: dict[str, feeders.Feeder] = {}
             if samples is not None:
@@ -152,6 +153,17 @@ class Visit:
                 )
                 found = self.ranks.share(found)
         return Observation(self, collector, cached, found, samples, arguments)
+
+    def _require_met(self, collector: Collector, quantised: Container[str]) -> None:
+        """Every layer that a recipe rounds by data must have seen some."""
+        met = {name for members in collector.groups.values() for name in members}
+        for name in collector.linears:
+            if name not in met and self.module(name) in quantised:
+                raise MethodError(
+                    f"no calibration token reaches {self.module(name)}, so nothing says how to "
+                    "round it; give more or other data, put it into the recipe's `ignore`, or "
+                    "take a recipe that needs no data"
+                )
 
     def _beside_source(self, block: torch.nn.Module) -> Iterator[tuple[int, torch.Tensor]]:
         """Indices and batches of the stream; the source's own run through the block before each."""

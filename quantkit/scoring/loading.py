@@ -13,7 +13,7 @@ from quantkit.errors import CheckpointError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.export.foreign import ForeignCheckpoint
 from quantkit.model import experts
-from quantkit.model.architecture import Architecture
+from quantkit.model.architecture import EXPERT, Architecture
 from quantkit.model.links import Links, parameter_names
 from quantkit.model.skeleton import attentions, find_blocks, skeleton, usual_names
 from quantkit.model.source import ModelSource, read_config, refuse_experts
@@ -40,7 +40,8 @@ def load(
     found = _links(model, target)
     n_mixtures = experts.separate(model, target.folder)
     experts.stack(model, dict(found.stacked))
-    if not n_mixtures:
+    # The experts of code that a model brings may be separate already.
+    if not n_mixtures and not any(EXPERT.search(f"{name}.") for name, _ in model.named_modules()):
         refuse_experts(read_config(target.folder), target.folder, "but quantkit finds no experts")
     if isinstance(target, ForeignCheckpoint):
         stored = {name: _cast(target.read(name), dtype) for name in target.tensors}

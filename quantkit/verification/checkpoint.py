@@ -99,7 +99,7 @@ def verify(
         result.record("headers", [str(error)])
         return result
     if source is None and read_weights:
-        source = _find_source(manifest, result)
+        source = _find_source(manifest, result, trust_remote_code)
     original = _same_source(manifest, source, result)
     try:
         plan = expected_plan(path, manifest, original, trust_remote_code)
@@ -162,7 +162,7 @@ def _verify_gguf(
             return result
     else:
         if source is None and read_weights:
-            source = _find_source(manifest, result)
+            source = _find_source(manifest, result, trust_remote_code)
         original = _same_source(manifest, source, result)
     try:
         plan = gguf.expected_plan(checkpoint, original, trust_remote_code)
@@ -216,11 +216,13 @@ def expected_plan(
     return planning.make(architecture, stored, manifest.weights_recipe)
 
 
-def _find_source(manifest: Manifest, result: Verification) -> ModelSource | None:
+def _find_source(
+    manifest: Manifest, result: Verification, trust_remote_code: bool
+) -> ModelSource | None:
     """The source by the name in the manifest: a local folder, or a model in the hub's cache."""
-    name = manifest.source.name
+    name, revision = manifest.source.name, manifest.source.revision
     try:
-        return open_model(name, manifest.source.revision, cached_only=True, requantize=True)
+        return open_model(name, revision, trust_remote_code, cached_only=True, requantize=True)
     except QuantkitError as error:
         if is_local(name):
             result.record("source", [str(error)])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import transformers
 
 INDEX = "model.safetensors.index.json"
 
@@ -106,6 +107,7 @@ def test_unsupported_kind(refused, tiny_model, edit_config, config, words):
     assert message.startswith(f"{folder} has an unsupported architecture")
     assert words in message
     assert "quantkit supports" in message
+    assert "unquantised" in message
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,23 @@ def test_modelling_code_of_its_own(refused, tiny_model, edit_config):
     auto_map = {"AutoConfig": "configuration_new.NewConfig"}
     folder = edit_config(tiny_model(), model_type="new", auto_map=auto_map)
     assert "--trust-remote-code" in refused(folder)
+
+
+def test_a_type_that_nobody_knows(refused, tiny_model, edit_config):
+    folder = edit_config(tiny_model(), model_type="new", architectures=["NewForCausalLM"])
+    message = refused(folder)
+    version = transformers.__version__
+    assert f"{folder}/config.json has model_type new, which transformers {version}" in message
+    assert "no code of its own (auto_map); upgrade transformers, or download the model" in message
+
+
+def test_code_that_is_missing(refused, tiny_model, edit_config):
+    folder = edit_config(
+        tiny_model(), model_type="new", auto_map={"AutoConfig": "configuration_new.NewConfig"}
+    )
+    message = refused(folder, "--trust-remote-code")
+    wanted = "config.json has its code in configuration_new.py (auto_map), which is missing"
+    assert wanted in message
 
 
 def test_quantised_already(refused, tiny_model, edit_config):

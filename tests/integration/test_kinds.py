@@ -14,6 +14,7 @@ import transformers
 import quantkit
 from quantkit.dispatch import prediction
 from quantkit.errors import SourceError
+from quantkit.export.checkpoint import Checkpoint
 from quantkit.model import fused
 from quantkit.model.architecture import Architecture
 from quantkit.model.headers import read_header
@@ -21,6 +22,7 @@ from quantkit.model.source import ModelSource
 from quantkit.onepass.finished_block import FinishedBlock
 from quantkit.plan import checkpoint as planning
 from quantkit.recipe import Recipe
+from quantkit.scoring import loading
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))  # for what the program itself imports
@@ -320,3 +322,127 @@ def test_experts_of_either_orientation_are_taken_apart(tmp_path):
             assert torch.equal(found["m.experts.1.gate_proj.weight"].read(), gate)
             assert torch.equal(found["m.experts.1.up_proj.weight"].read(), up)
             assert torch.equal(found["m.experts.1.down_proj.weight"].read(), down[1])
+
+
+def test_a_head_that_predicts_ahead_stays_as_it_was(tmp_path):
+    """DeepSeek's is one more block, in which transformers sees tensors that it does not know."""
+    families.build("deepseek_v3", tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    stored = {name: tensor.read() for name, tensor in read_header(path).items()}
+    start = "model.layers.2."
+    last = {n: t for n, t in stored.items() if ".layers.1." in n}
+    head = {n.replace("model.layers.1.", start): t.clone() for n, t in last.items()}
+    head[f"{start}eh_proj.weight"] = torch.randn(128, 256).bfloat16()
+    head[f"{start}shared_head.head.weight"] = stored["lm_head.weight"].clone()
+    families.save_file(stored | head, path, {"format": "pt"})
+    made = families.make(tmp_path / "model", RECIPES, tmp_path / "out")
+    for checkpoint in made:
+        assert families.check(checkpoint, tmp_path / "model", tmp_path)["ok"]
+        kept = read_header(checkpoint.folder / "model.safetensors")
+        for name, tensor in head.items():
+            assert torch.equal(kept[name].read(), tensor)
+        config = json.loads((checkpoint.folder / "config.json").read_bytes())
+        linears = {n.removesuffix(".weight") for n, t in head.items() if t.ndim == 2}
+        assert linears <= set(config["quantization_config"]["ignore"])
+        assert not any(name.startswith(start) for name in checkpoint.manifest.layers)
+
+
+def test_experts_of_such_a_head_stay_in_one_tensor(tmp_path):
+    families.build("qwen3_5_moe", tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    stored = {name: tensor.read() for name, tensor in read_header(path).items()}
+    head = {
+        "mtp.layers.0.mlp.experts.gate_up_proj": torch.randn(4, 256, 128).bfloat16(),
+        "mtp.layers.0.mlp.experts.down_proj": torch.randn(4, 128, 128).bfloat16(),
+        "mtp.fc.weight": torch.randn(128, 256).bfloat16(),
+    }
+    families.save_file(stored | head, path, {"format": "pt"})
+    (made,) = families.make(tmp_path / "model", ["rtn-w4a16"], tmp_path / "out")
+    assert quantkit.verify(made, source=tmp_path / "model").ok
+    kept = read_header(made.folder / "model.safetensors")
+    assert {name for name in kept if name.startswith("mtp.")} == set(head)
+    for name, tensor in head.items():
+        assert torch.equal(kept[name].read(), tensor)
+    config = json.loads((made.folder / "config.json").read_bytes())
+    wanted = {"mtp.fc", "mtp.layers.0.mlp.experts.0.gate_proj"}  # vLLM asks by the first expert's
+    assert wanted <= set(config["quantization_config"]["ignore"])
+    assert any(".experts." in name for name in made.manifest.layers)
+
+
+CODE = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OddConfig(LlamaConfig):
+    model_type = "odd"
+
+class Expert(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.one = torch.nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.two = torch.nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, states):
+        return self.two(torch.nn.functional.gelu(self.one(states)))
+
+class Mixture(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.experts = torch.nn.ModuleList(Expert(config) for _ in range(4))
+        self.chooser = torch.nn.Linear(config.hidden_size, 8, bias=False)
+
+    def forward(self, states):
+        flat = states.reshape(-1, states.shape[-1])
+        chosen, result = self.chooser(flat)[:, :3].argmax(-1), torch.zeros_like(flat)
+        for index, expert in enumerate(self.experts):
+            if len(mine := (chosen == index).nonzero().flatten()):
+                result[mine] = expert(flat[mine])
+        return result.view(states.shape)
+
+class OddForCausalLM(LlamaForCausalLM):
+    config_class = OddConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        for layer in self.model.layers:
+            layer.mlp = Mixture(config)
+"""
+
+
+def test_a_model_with_code_of_its_own_is_taken_by_looking(tmp_path, run_cli):
+    """A type that nobody knows, a router by another name, an expert that no token goes to."""
+    folder = tmp_path / "model"
+    known = {}
+    exec(CODE, known)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    config = known["OddConfig"](**sizes, vocab_size=4096, num_attention_heads=4, num_experts=4)
+    torch.manual_seed(0)
+    known["OddForCausalLM"](config).to(torch.bfloat16).save_pretrained(folder)
+    (folder / "modeling_odd.py").write_text(CODE)
+    described = json.loads((folder / "config.json").read_bytes()) | {
+        "auto_map": {
+            "AutoConfig": "modeling_odd.OddConfig",
+            "AutoModelForCausalLM": "modeling_odd.OddForCausalLM",
+        }
+    }
+    (folder / "config.json").write_text(json.dumps(described))
+    for path in families.resources.DEMO_MODEL.glob("tokenizer*"):
+        shutil.copy(path, folder)
+    asked = ["quantize", folder, "-r", "gptq-w4a16", "--calibration", "python-docs", "-o"]
+    asked += [tmp_path / "out", "--samples", "8", "--length", "64", "--device", "cpu"]
+    refused = run_cli(asked)
+    assert refused.code == 3
+    assert "read it, then allow it with --trust-remote-code" in refused.stderr
+    made = run_cli([*asked, "--trust-remote-code"])
+    assert made.code == 0, made.stderr
+    checkpoint = Checkpoint.open(tmp_path / "out" / "gptq-w4a16")
+    assert len(checkpoint.manifest.layers) == 2 * (4 + 4 * 2)
+    found = json.loads((checkpoint.folder / "config.json").read_bytes())["quantization_config"]
+    assert {f"model.layers.{n}.mlp.chooser" for n in (0, 1)} <= set(found["ignore"])
+    assert (checkpoint.folder / "modeling_odd.py").read_text() == CODE
+    verified = run_cli(["verify", checkpoint.folder, "--trust-remote-code"])
+    assert verified.code == 0, verified.stderr
+    ours = loading.load(checkpoint, torch.device("cpu"), trust_remote_code=True)
+    model = known["OddForCausalLM"](config).float()
+    model.load_state_dict(dict(checkpoint.state(torch.float32)))
+    assert families.gap(families.logits(ours), families.logits(model)) < 1e-4
