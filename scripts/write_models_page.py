@@ -12,6 +12,7 @@ from quantkit.hardware.gpus import label
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "families.json"
+SAME = "the same weights and logits"
 LACKING = re.compile(r"No module named|requires DeepGEMM support")
 NO_PROCESSOR = " (the image processor, which published folders bring as code)"
 IN_VLLM = ROOT / "benchmarks" / "results" / "families-vllm-h200.json"
@@ -32,8 +33,10 @@ For every family below, transformers built a small model with random weights, wh
 quantised with each recipe of its row, verified against its source and loaded back. quantkit's
 logits must equal those of transformers with the dequantised weights. This tests layers, names and
 arithmetic; it says nothing about the quality of a recipe on a real model of the family. The column
-for vLLM is about models of the same families, in sizes that its kernels support: *agrees* means
-that its prompt log-probabilities equal those of quantkit's reference up to rounding.
+for transformers tells whether its own loader reads the checkpoint itself: to the same weights, bit
+for bit, and the same logits. The column for vLLM is about models of the same families, in sizes
+that its kernels support: *agrees* means that its prompt log-probabilities equal those of quantkit's
+reference up to rounding.
 
 Families that are not listed usually work too, because quantkit inspects the model: transformers
 builds it from its config (`--trust-remote-code` if it ships its own code), the decoder blocks are
@@ -66,6 +69,8 @@ differently is refused with the reason.
 
 `--requantize` accepts FP8 with scales per tensor, row or block (DeepSeek), MXFP4 (gpt-oss), NVFP4,
 INT8, compressed-tensors, AutoGPTQ and AutoAWQ. They are dequantised to 16 bits layer by layer.
+Experts that a recipe leaves in 16 bits are written as loaders of the family read them: those of
+gpt-oss as one tensor per block.
 
 It also accepts GGUF files of the families above, whichever tool quantised them: `quantkit quantize
 FILE.gguf -r gptq-w4a16 --calibration general --requantize`. quantkit derives config and tokenizer
@@ -99,6 +104,9 @@ def page() -> str:
         rows = {name: found for name, found in families.items() if found["kind"] == kind}
         if rows:
             parts.append(f"### {title}\n\n{_table(rows, engine)}\n")
+    if left := _unread(families):
+        lines = "\n".join(f"- {line}" for line in left)
+        parts.append(f"### What transformers itself does not read\n\n{lines}\n")
     if engine is not None and (misses := engine.misses()):
         lines = "\n".join(f"- {line}" for line in misses)
         parts.append(f"### What vLLM does not run\n\n{lines}\n")
@@ -199,14 +207,47 @@ def _count(families: dict[str, Any]) -> str:
 
 def _table(rows: dict[str, Any], engine: Engine | None) -> str:
     recipes = list(dict.fromkeys(r for found in rows.values() for r in found.get("recipes", {})))
-    columns = [*recipes, *([engine.title] if engine else []), "note"]
+    columns = [*recipes, "transformers", *([engine.title] if engine else []), "note"]
     lines = [f"| model_type | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     for name, found in rows.items():
         tried = found.get("recipes", {})
         cells = [("yes" if tried[r]["ok"] else "no") if r in tried else "" for r in recipes]
+        cells.append(_loads(tried))
         cells += [engine.cell(name)] if engine else []
         lines.append(f"| {name} | {' | '.join([*cells, _note(found)])} |")
     return "\n".join(lines)
+
+
+def _loads(tried: dict[str, Any]) -> str:
+    """What transformers' own loader reads of a family's checkpoints."""
+    told = {r: one["transformers"] for r, one in tried.items() if "transformers" in one}
+    misses = [recipe for recipe, words in told.items() if words != SAME]
+    if not told:
+        return ""
+    if not misses:
+        return "same"
+    return "no" if len(misses) == len(told) else f"same, but {', '.join(misses)}"
+
+
+def _unread(families: dict[str, Any]) -> list[str]:
+    """Why transformers does not read a checkpoint, each reason with the families it holds for."""
+    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for name, family in families.items():
+        by_reason: dict[str, list[str]] = {}
+        tried = {r: one for r, one in family.get("recipes", {}).items() if "transformers" in one}
+        for recipe, one in tried.items():
+            if one["transformers"] != SAME:
+                reason = re.sub(r"experts of \w+ that", "experts that", one["transformers"])
+                by_reason.setdefault(reason.rpartition(": ")[2], []).append(recipe)
+        version = family.get("versions", {}).get("transformers")
+        title = f"{name} (transformers {version})" if version else name
+        for reason, recipes in by_reason.items():
+            every = len(recipes) == len(tried)
+            found.setdefault((reason, () if every else tuple(recipes)), []).append(title)
+    return [
+        f"{', '.join(recipes) or 'every recipe'} of {', '.join(names)}: {reason}"
+        for (reason, recipes), names in found.items()
+    ]
 
 
 def _note(found: dict[str, Any]) -> str:

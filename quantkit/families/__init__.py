@@ -219,6 +219,10 @@ NOT_SERVED = {
     "and nothing else: serve this checkpoint with 0.30 or later",
 }
 """Families that an engine does not load as written here (yet), and what to do."""
+OTHER_CLASSES = {"kimi_k2": "DeepseekV3ForCausalLM"}
+"""Model types that are another family's model: engines read them as that, by the class that their
+configs name, and not with the code that they bring.
+"""
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "zamba2": (r"re:.*\bfeed_forward\b.*", r"re:^model\.(q|k|v|o|qkv)_proj$"),
     **dict.fromkeys(
@@ -236,6 +240,12 @@ a tensor without such rows, such as the `weight_shape` of packed weights, makes 
 def of(config: Mapping[str, Any]) -> Family:
     """The record of a model type, or the defaults."""
     return FAMILIES.get(str(config.get("model_type")), UNKNOWN)
+
+
+def other_class(config: Mapping[str, Any]) -> str | None:
+    """The class of a model type that is another family's model; None: it is one of its own."""
+    named, wanted = config.get("architectures"), OTHER_CLASSES.get(str(config.get("model_type")))
+    return wanted if isinstance(named, list) and wanted in named else None
 
 
 def experts_note(config: Mapping[str, Any]) -> str | None:

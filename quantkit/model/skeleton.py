@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from quantkit.errors import SourceError
 from quantkit.model import lean_import
 from quantkit.model.headers import StoredTensor
-from quantkit.model.source import is_native, read_config
+from quantkit.model.source import is_native, native_class, read_config
 from quantkit.quiet import only_errors
 
 if TYPE_CHECKING:
@@ -28,20 +28,16 @@ def skeleton(
     skeleton that will be run is built in the dtype it will run in.
     """
     from accelerate import init_empty_weights
-    from transformers import AutoConfig
 
     require_countable(folder)
+    arguments = {} if dtype is None else {"dtype": dtype}
     try:
         with (
             only_errors("transformers"),
             init_empty_weights(include_buffers=False),
             lean_import.without_compiler(),
         ):
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-            for part in (config, config.get_text_config()):
-                if hasattr(part, "quantization_config"):
-                    del part.quantization_config  # otherwise transformers builds quantised layers
-            model = _build(config, trust_remote_code, {} if dtype is None else {"dtype": dtype})
+            model = _described(folder, trust_remote_code, arguments)
     except Exception as error:  # a config is untrusted input; anything may be wrong with it
         _explain(folder)
         reason = " ".join(str(error).split())[:300] or type(error).__name__
@@ -55,6 +51,25 @@ def skeleton(
         ) from error
     model.tie_weights()
     return model.eval()
+
+
+def _described(folder: Path, trust_remote_code: bool, arguments: dict[str, Any]) -> Any:
+    """The model of a config; one that is another family's, by that family's class."""
+    import transformers
+
+    given = read_config(folder)
+    if (own := native_class(given)) is not None:
+        return _build(_plain(own.config_class.from_pretrained(folder)), False, arguments)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    return _build(_plain(config), trust_remote_code, arguments)
+
+
+def _plain(config: Any) -> Any:
+    """Without what makes transformers build quantised layers."""
+    for part in (config, config.get_text_config()):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
+    return config
 
 
 def _explain(folder: Path) -> None:

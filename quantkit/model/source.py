@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from quantkit import resources
+from quantkit import families, resources
 from quantkit.errors import SourceError, near_matches
 from quantkit.home import expanded
 from quantkit.model.config import method_of, plain_config
@@ -360,6 +360,20 @@ def experts_key(config: Mapping[str, Any]) -> str | None:
 
 def is_native(config: Mapping[str, Any]) -> bool:
     """Whether transformers itself has this architecture, so that shipped code can be ignored."""
+    return _is_known_type(config) or native_class(config) is not None
+
+
+def native_class(config: Mapping[str, Any]) -> Any:
+    """transformers' class of a model whose type it does not know, where that is another's model."""
+    named = families.other_class(config)
+    if named is None or _is_known_type(config):
+        return None
+    import transformers
+
+    return getattr(transformers, named, None)
+
+
+def _is_known_type(config: Mapping[str, Any]) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return str(config.get("model_type")) in CONFIG_MAPPING_NAMES

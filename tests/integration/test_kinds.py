@@ -124,6 +124,23 @@ def test_a_class_by_its_published_name_is_taken(tmp_path):
     assert Architecture.of(tmp_path).linears == wanted
 
 
+def test_a_class_that_transformers_has_is_taken_under_another_type(tmp_path):
+    """Kimi K2 says kimi_k2, names DeepSeek V3's class and brings code; so does vLLM read it."""
+    families.build("deepseek_v3", tmp_path / "model")
+    wanted = Architecture.of(tmp_path / "model").linears
+    path = tmp_path / "model" / "config.json"
+    code = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
+    changed = {"model_type": "kimi_k2", "auto_map": code}
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | changed))
+    (tmp_path / "model" / "configuration_deepseek.py").write_text("import gone_with_old_versions")
+    for trusted in (False, True):
+        assert Architecture.of(tmp_path / "model", trusted).linears == wanted
+    (made,) = families.make(tmp_path / "model", ["rtn-w4a16"], tmp_path / "out")
+    assert quantkit.verify(made, source=tmp_path / "model").ok
+    assert families.logits(loading.load(made, torch.device("cpu"))).isfinite().all()
+    assert json.loads((made.folder / "config.json").read_bytes())["model_type"] == "kimi_k2"
+
+
 def test_layers_that_no_engine_serves_quantised_are_named(tmp_path):
     families.build("gpt2", tmp_path)
     with pytest.raises(SourceError, match=r"Conv1D.*transformer\.h\.0\.attn\.c_attn.*unquantised"):
