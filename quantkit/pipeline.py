@@ -106,7 +106,7 @@ def finished_before(
     candidates = [recipe for recipe in recipes if manifest.is_checkpoint(out / recipe.name)]
     if not candidates:
         return []
-    architecture = Architecture.of(source.folder, source.trust_remote_code)
+    architecture = Architecture.of(source.folder, source.trust_remote_code, source.tensors)
     stored = architecture.stored(source)
     wanted = None
     if calibration is not None:

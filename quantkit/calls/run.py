@@ -36,6 +36,7 @@ class Line:
     revision: str | None = None
     trust_remote_code: bool = False
     force: bool = False
+    requantize: bool = False
 
     @property
     def _asked(self) -> ScoreOptions:
@@ -64,7 +65,9 @@ class Line:
         targets = [self.out / recipe.name for recipe in recipes]
         # A checkpoint left here by an earlier run, or a part of one, may be resumed.
         refuse_others([one for one in targets if not (one / MANIFEST).is_file()], self.force)
-        source = ModelSource.open(self.model, self.revision, self.trust_remote_code)
+        source = ModelSource.open(
+            self.model, self.revision, self.trust_remote_code, requantize=self.requantize
+        )
         check(self._asked)
         checks.require_least_space(source, recipes, self.out)
 

@@ -16,6 +16,7 @@ from quantkit.cli.options import (
     Out,
     Quiet,
     Recipes,
+    Requantize,
     Revision,
     Samples,
     Tasks,
@@ -33,6 +34,7 @@ def command(
     calibration: Calibration = None,
     samples: Samples = None,
     length: Length = None,
+    requantize: Requantize = False,
     tasks: Tasks = None,
     limit: Limit = None,
     max_length: MaxLength = None,
@@ -68,6 +70,7 @@ def command(
         revision,
         trust_remote_code,
         force,
+        requantize,
     )
     with start.report_kept(out):
         outcome = start.run(call, quiet, verbose)

@@ -60,6 +60,8 @@ class Source(Record):
     """Tensors that the config does not describe, copied unchanged: dtype and shape."""
     described: Described | None = None
     """None in old manifests, which did not record it."""
+    quantized_by: str | None = None
+    """What had quantised its weights; None: nothing, or an old manifest."""
 
 
 class Layer(Record):
@@ -214,6 +216,7 @@ def source_record(
     unknown: list[str],
     usual_dtype: str,
     described: Described | None = None,
+    quantized_by: str | None = None,
 ) -> Source:
     """What the manifest keeps about a source: enough to know every tensor without it."""
     return Source(
@@ -225,6 +228,7 @@ def source_record(
         other_dtypes={s.name: s.dtype for s in stored if s.dtype != usual_dtype},
         extra_tensors={s.name: (s.dtype, list(s.shape)) for s in stored if s.name in unknown},
         described=described,
+        quantized_by=quantized_by,
     )
 
 

@@ -232,6 +232,7 @@ def prepare(
         architecture.check(source),
         planning.usual_dtype(stored),
         manifest.describe_folder(source.folder, source.config),
+        source.quantized_by,
     )
     job = Job(
         source,

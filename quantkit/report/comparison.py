@@ -37,7 +37,8 @@ class Report:
         """The same from scores with their answers, which are then paired."""
         evaluations = _once(evaluations)
         report = cls.compare([e.card for e in evaluations])
-        report = replace(report, notes=(*notes, *_taken_for(report.baseline, report.candidates)))
+        told = _taken_for(report.baseline, report.candidates) + _rounded_twice(report.candidates)
+        report = replace(report, notes=(*notes, *told))
         outcomes = {e.card.name: e.outcomes for e in evaluations if e.outcomes}
         source = outcomes.pop(report.baseline.name, None)
         if not source or not outcomes:
@@ -193,6 +194,19 @@ def _taken_for(baseline: Scorecard, candidates: Sequence[Scorecard]) -> list[str
         "vocabulary."
         for card in candidates
         if card.made is not None and card.made.by_others
+    ]
+
+
+def _rounded_twice(candidates: Sequence[Scorecard]) -> list[str]:
+    """Notes about checkpoints whose source was quantised already."""
+    by: dict[str, list[str]] = {}
+    for card in candidates:
+        if card.made is not None and card.made.source_quantized_by:
+            by.setdefault(card.made.source_quantized_by, []).append(card.name)
+    return [
+        f"The source of {', '.join(names)} had been quantised already ({method}). Changes are "
+        "against its dequantised weights; what that rounding lost is not among them."
+        for method, names in by.items()
     ]
 
 

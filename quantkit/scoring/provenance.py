@@ -30,6 +30,7 @@ def made(manifest: Manifest) -> Made:
         peak_host_bytes=manifest.peak_host_bytes,
         peak_device_bytes=manifest.peak_device_bytes,
         device=manifest.device,
+        source_quantized_by=manifest.source.quantized_by,
         layers={
             name: LayerError(weight=layer.relative_error, output=layer.output_error)
             for name, layer in manifest.layers.items()

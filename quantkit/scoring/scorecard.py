@@ -127,6 +127,8 @@ class Made(Record):
     device: str | None = None
     by_others: str | None = None
     """Who made it and how, from its own config, where that was not quantkit."""
+    source_quantized_by: str | None = None
+    """What had quantised the weights that it was made from; None: nothing, or an old file."""
     layers: dict[str, LayerError] = {}
     formats: list[list[str]] = []
     """Layers, blocks and format, where layers differ in it."""

@@ -114,6 +114,22 @@ def test_all_that_is_not_language_is_copied_and_ignored(tmp_path):
     assert "re:.*vision_tower.*" in config["ignore"]
 
 
+def test_an_audio_tower_is_left_alone_as_a_vision_tower_is(tmp_path):
+    text = {"model_type": "qwen2", "num_attention_heads": 4, "num_key_value_heads": 2}
+    text |= {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+    audio = {"model_type": "qwen2_audio_encoder", "d_model": 64, "encoder_layers": 2}
+    audio |= {"encoder_attention_heads": 2, "encoder_ffn_dim": 128, "num_mel_bins": 16}
+    config = transformers.Qwen2AudioConfig(
+        text_config=text | {"vocab_size": 4096}, audio_config=audio | {"max_source_positions": 50}
+    )
+    model = transformers.Qwen2AudioForConditionalGeneration(config).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    found = plan(tmp_path / "model")
+    assert len(found.quantized) == 2 * 7
+    assert all(".layers." in name and "language_model" in name for name in found.quantized)
+    assert {"re:.*audio_tower.*", "re:.*multi_modal_projector.*"} <= set(found.ignored)
+
+
 def test_a_class_by_its_published_name_is_taken(tmp_path):
     """Kimi K2.5's config names a class that transformers writes otherwise."""
     families.build("kimi_k25", tmp_path)

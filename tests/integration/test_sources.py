@@ -9,7 +9,7 @@ from conftest import SIZES, with_tokenizer
 
 import quantkit
 from quantkit.errors import SourceError
-from quantkit.model.headers import read_header
+from quantkit.model.headers import StoredTensor, read_header
 from quantkit.model.shards import write_whole
 from quantkit.model.source import ModelSource
 from quantkit.recipe import Recipe
@@ -27,6 +27,11 @@ FORMS = [
     ("rtn-mxfp4-a16", None),
     ("mxfp8", None),
 ]
+DEEPSEEK = {
+    "moe_intermediate_size": 192, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 64, "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +174,74 @@ def test_mxfp4_experts_that_stay_alone_are_16_bits_in_one_tensor(mixture, tmp_pa
     assert len(experts) == 2 * 4
     for name in experts:
         assert torch.equal(stored[name].read(), plain[name].read()), name
+
+
+def test_a_report_says_what_the_source_was(model, tmp_path, run_cli):
+    (made,) = quantkit.quantize(model, ["fp8-dynamic"], out=tmp_path / "one", device="cpu")
+    asked = ["run", made.folder, "-r", "rtn-w4a16", "--requantize", "--tasks", "python_docs"]
+    asked += ["--limit", "1", "--max-length", "64", "--device", "cpu", "-o", tmp_path / "two"]
+    assert run_cli(asked).code == 0
+    words = "The source of rtn-w4a16 had been quantised already (compressed-tensors)"
+    report = json.loads((tmp_path / "two" / "report.json").read_bytes())
+    assert any(words in note for note in report["notes"])
+    assert words in (tmp_path / "two" / "report.md").read_text()
+
+
+def fp8_blocks(weight):
+    """Blocks of 128 x 128 as DeepSeek has them; the last of a row or column may be smaller."""
+    rows, columns = (-(-size // 128) for size in weight.shape)
+    padded = torch.zeros(rows * 128, columns * 128)
+    padded[: weight.shape[0], : weight.shape[1]] = weight.float()
+    tiles = padded.view(rows, 128, columns, 128)
+    scale = tiles.abs().amax((1, 3)) / 448
+    coded = (tiles / scale[:, None, :, None]).flatten(2).flatten(0, 1)
+    return coded[: weight.shape[0], : weight.shape[1]].to(torch.float8_e4m3fn), scale
+
+
+def test_deepseek_s_fp8_blocks_are_read_expert_by_expert(tmp_path, monkeypatch):
+    """A mixture as published: blocks that do not divide layers, and a head that predicts ahead."""
+    config = transformers.DeepseekV3Config(
+        **SIZES | DEEPSEEK | {"vocab_size": 4096, "num_key_value_heads": 4, "dtype": "bfloat16"}
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        built = transformers.DeepseekV3ForCausalLM(config).to(torch.bfloat16)
+    built.save_pretrained(tmp_path / "model")
+    stored, exact = {}, {}
+    path = tmp_path / "model" / "model.safetensors"
+    plain = {name: tensor.read() for name, tensor in read_header(path).items()}
+    last = [name for name in plain if name.startswith("model.layers.1.")]
+    plain |= {name.replace(".1.", ".2.", 1): plain[name].clone() for name in last}
+    for name, tensor in plain.items():
+        stored[name] = exact[name] = tensor
+        if name.endswith("_proj.weight") or "_proj_with_mqa" in name:
+            values, scale = fp8_blocks(tensor)
+            stored[name], stored[f"{name}_scale_inv"] = values, scale
+            wide = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+            wide = wide[: tensor.shape[0], : tensor.shape[1]]
+            exact[name] = (values.float() * wide).to(torch.bfloat16)
+    path.unlink()
+    write_whole(path, stored)
+    described = json.loads((tmp_path / "model" / "config.json").read_bytes())
+    blocks = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    described["quantization_config"] = blocks | {"activation_scheme": "dynamic"}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(described))
+    source = ModelSource.open(str(with_tokenizer(tmp_path / "model")), requantize=True)
+    assert set(source.tensors) == set(exact)
+    for name, tensor in exact.items():
+        assert torch.equal(source.tensors[name].read(), tensor), name
+    sizes, read = [], StoredTensor.read
+
+    def noted(self, *arguments, **named):
+        sizes.append(self.size_bytes)
+        return read(self, *arguments, **named)
+
+    monkeypatch.setattr(StoredTensor, "read", noted)
+    (made,) = quantkit.quantize(
+        tmp_path / "model", ["rtn-w4a16"], out=tmp_path / "out", device="cpu", requantize=True
+    )
+    assert max(sizes) <= max(t.nbytes for n, t in stored.items() if "layers" in n)
+    assert quantkit.verify(made, source=tmp_path / "model").ok
+    head = {n: t for n, t in exact.items() if n.startswith("model.layers.2.")}
+    for name, tensor in head.items():
+        assert torch.equal(made.tensors[name].read(), tensor), name
