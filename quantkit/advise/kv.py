@@ -1,7 +1,8 @@
 """Bytes of one sequence in the KV cache, layer by layer, from the config.
 
 A sliding-window layer keeps no more than its window; one with latent attention (DeepSeek V2 and V3)
-keeps one compressed vector per token instead of keys and values of all heads.
+keeps one compressed vector per token instead of keys and values of all heads. Linear attention,
+state-space and convolution layers keep a state whose size does not depend on the context.
 """
 
 from collections.abc import Mapping
@@ -11,8 +12,13 @@ from typing import Any
 from quantkit.errors import SourceError
 from quantkit.families import geometry
 
-FULL = ("full_attention", "attention", "global")
+FULL = ("full_attention", "attention", "global", "hybrid", "minimax_m3_sparse")
 WINDOWED = ("sliding_attention", "chunked_attention", "local")
+RECURRENT = ("linear_attention", "mamba", "conv")
+WITHOUT = ("moe", "mlp")
+"""Layers that keep nothing (Nemotron-H)."""
+WIDE = 2
+"""A state's numbers count this often: engines keep it in 32 bits where the cache has 16."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,44 @@ def bytes_for(config: Mapping[str, Any], context: int, kv_bits: int = 16, n_gpus
 def layers(config: Mapping[str, Any], n_gpus: int = 1) -> list[Layer]:
     """All layers that keep keys and values of their own, in order."""
     n_values = _values_per_token(config, n_gpus)
-    return [Layer(n_values, window) for window in _windows(config)]
+    found = []
+    for kind, window in _windows(config):
+        if kind in RECURRENT:  # as if it kept one token
+            found.append(Layer(WIDE * -(-_state(config, kind) // n_gpus), 1))
+        else:
+            found.append(Layer(0, 1) if kind in WITHOUT else Layer(n_values, window))
+    return found
+
+
+def _state(config: Mapping[str, Any], kind: str) -> int:
+    """Numbers that a recurrent layer keeps of a sequence, by the keys that its config has."""
+
+    def size(*keys: str) -> int:
+        return next((int(config[key]) for key in keys if config.get(key)), 0)
+
+    try:
+        hidden, taps = int(config["hidden_size"]), size("linear_conv_kernel_dim", "conv_kernel")
+        if kind == "conv":
+            return hidden * (size("conv_L_cache") or 3)
+        if heads := size("linear_num_value_heads"):
+            key, value = size("linear_key_head_dim"), size("linear_value_head_dim")
+            mixed = 2 * size("linear_num_key_heads") * key + heads * value
+            return heads * key * value + mixed * (taps or 4)
+        kda = config.get("linear_attn_config") or {}
+        if heads := size("linear_num_heads") or int(kda.get("num_heads") or 0):
+            wide = size("linear_head_dim") or int(kda.get("head_dim") or 0)
+            return heads * wide * (wide + 3 * (taps or 4))
+        if states := size("mamba_d_state", "ssm_state_size", "state_size"):
+            heads = size("mamba_n_heads", "mamba_num_heads")
+            wide = heads * size("mamba_d_head", "mamba_head_dim")
+            wide = wide or (size("mamba_expand", "expand") or 2) * hidden
+            mixed = wide + 2 * (size("mamba_n_groups", "n_groups") or 1) * states
+            return wide * states + mixed * (size("mamba_d_conv") or taps or 4)
+        return int(config["num_attention_heads"]) * geometry.head_dim(config) ** 2  # MiniMax
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SourceError(
+            f"the config does not say how large the state of {kind} layers is: {error}"
+        ) from error
 
 
 def _values_per_token(config: Mapping[str, Any], n_gpus: int) -> int:
@@ -53,7 +96,8 @@ def _values_per_token(config: Mapping[str, Any], n_gpus: int) -> int:
     return 2 * -(-n_kv // n_gpus) * head_dim  # fewer heads than GPUs: each has a copy
 
 
-def _windows(config: Mapping[str, Any]) -> list[int | None]:
+def _windows(config: Mapping[str, Any]) -> list[tuple[str, int | None]]:
+    """The kind of every layer, and the window that it has."""
     kinds = geometry.layer_types(config)
     if shared := config.get("num_kv_shared_layers"):
         kinds = kinds[:-shared]  # the last ones reuse an earlier one's
@@ -63,9 +107,9 @@ def _windows(config: Mapping[str, Any]) -> list[int | None]:
         "chunked_attention": config.get("attention_chunk_size"),
     }
     for kind in kinds:
-        if kind not in FULL + WINDOWED:
+        if kind not in FULL + WINDOWED + RECURRENT + WITHOUT:
             raise SourceError(
                 f"the config has layers of kind {kind}, whose cache size is unknown; "
-                f"known: {', '.join(FULL + WINDOWED)}"
+                f"known: {', '.join(FULL + WINDOWED + RECURRENT)}"
             )
-    return [sizes.get(kind) for kind in kinds]
+    return [(kind, sizes.get(kind)) for kind in kinds]

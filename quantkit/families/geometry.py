@@ -40,10 +40,38 @@ def n_kv_heads(config: Mapping[str, Any]) -> int:
     )
 
 
+PATTERN = {"M": "mamba", "*": FULL, "-": "mlp", "E": "moe"}
+"""Letters by which Nemotron-H's configs name their layers."""
+
+
+def _hybrid(config: Mapping[str, Any]) -> list[str]:
+    """The same of models with recurrent layers, in the words of their published configs."""
+    if listed := config.get("layers_block_type"):
+        return [FULL if kind == "attention" else str(kind) for kind in listed]
+    if pattern := config.get("hybrid_override_pattern"):
+        return [PATTERN.get(letter, letter) for letter in pattern]
+    layers = range(int(config.get("num_hidden_layers") or 0))
+    if (every := config.get("full_attention_interval")) is not None:
+        return [FULL if (index + 1) % every == 0 else "linear_attention" for index in layers]
+    if kda := config.get("linear_attn_config"):  # counted from one
+        full = kda.get("full_attn_layers") or ()
+        return [FULL if index + 1 in full else "linear_attention" for index in layers]
+    if (places := config.get("full_attn_idxs")) is not None:
+        return [FULL if index in places else "conv" for index in layers]
+    if (places := config.get("attn_layer_indices")) is not None:
+        return [FULL if index in places else "mamba" for index in layers]
+    if (period := config.get("attn_layer_period")) is not None:
+        offset = config.get("attn_layer_offset") or 0
+        return [FULL if index % period == offset else "mamba" for index in layers]
+    return []
+
+
 def layer_types(config: Mapping[str, Any]) -> list[str]:
     """Attention type of every layer, from the config's list or its family's rule."""
     if kinds := config.get("layer_types"):
         return list(kinds)
+    if kinds := _hybrid(config):
+        return kinds
     n_layers, family = int(config["num_hidden_layers"]), families.of(config)
     wanted = config.get("use_sliding_window")
     if wanted is False or (family.windows in ("last", "unrotated") and not wanted):

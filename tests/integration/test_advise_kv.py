@@ -9,6 +9,7 @@ from transformers import DynamicCache
 from quantkit.advise import kv
 from quantkit.advise.families import completed
 from quantkit.errors import SourceError
+from quantkit.families import geometry
 
 MORE = {
     "one head for all": transformers.LlamaConfig(**SMALL | {"num_key_value_heads": 1}),
@@ -93,6 +94,61 @@ def test_heads_are_divided_over_gpus_and_copied_where_there_are_too_few():
 
 
 def test_layers_of_an_unknown_kind_are_refused():
-    said = FAMILIES["llama"].to_dict() | {"layer_types": ["full_attention", "linear_attention"]}
-    with pytest.raises(SourceError, match="linear_attention"):
+    said = FAMILIES["llama"].to_dict() | {"layer_types": ["full_attention", "folded_attention"]}
+    with pytest.raises(SourceError, match="folded_attention"):
         kv.bytes_for(said, 10)
+
+
+NARROW = {k: v for k, v in SMALL.items() if k != "head_dim"}
+RECURRENT = {
+    "qwen3_next": transformers.Qwen3NextConfig(
+        **SMALL, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2,
+        linear_num_value_heads=4, linear_key_head_dim=32, linear_value_head_dim=32,
+        num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    ),
+    "lfm2": transformers.Lfm2Config(**NARROW, layer_types=["conv", "full_attention"]),
+    "bamba": transformers.BambaConfig(
+        **NARROW, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_head=32, mamba_d_state=16,
+    ),
+}  # fmt: skip
+
+
+def tensors(part):
+    """All tensors that an object of transformers holds."""
+    if torch.is_tensor(part):
+        return [part]
+    inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return [tensor for each in inside for tensor in tensors(each)]
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_state_is_no_smaller_than_the_model_keeps(name):
+    config = RECURRENT[name]
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        first, last = model(torch.ones(1, 40, dtype=int), use_cache=True).past_key_values.layers
+    numbers = sum(tensor.numel() for tensor in tensors(vars(first)))
+    state, full = kv.layers(config.to_dict())
+    assert numbers
+    assert numbers <= state.values(40) == state.values(4000) <= 3 * numbers
+    assert full.values(40) == last.keys.numel() + last.values.numel()
+    half = kv.layers(config.to_dict(), n_gpus=2)[0]
+    assert half.values(40) == state.values(40) // 2
+
+
+PUBLISHED = {
+    "qwen3_next": ({"full_attention_interval": 4}, "llla"),
+    "nemotron_h": ({"hybrid_override_pattern": "M-*E"}, "m-a-"),
+    "kimi_linear": ({"linear_attn_config": {"full_attn_layers": [4], "num_heads": 2}}, "llla"),
+    "jamba": ({"attn_layer_period": 4, "attn_layer_offset": 2}, "mmam"),
+    "lfm2": ({"full_attn_idxs": [1]}, "cacc"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_name_their_layers_in_many_ways(name):
+    said, expected = PUBLISHED[name]
+    found = geometry.layer_types({"model_type": name, "num_hidden_layers": 4, **said})
+    letters = {"linear_attention": "l", "mamba": "m", "conv": "c", "full_attention": "a"}
+    assert "".join(letters.get(kind, "-") for kind in found) == expected

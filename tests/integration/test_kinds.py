@@ -100,6 +100,19 @@ def test_vllm_is_foretold_to_load_what_is_written(made):
         assert told == ({"gpt-oss-experts"} if is_known else set())
 
 
+def test_every_command_knows_the_family(made, run_cli, tmp_path):
+    source, (checkpoint, _) = made
+    tasks = ["--tasks", "python_docs", "--limit", "1", "--max-length", "64", "--device", "cpu"]
+    for asked in (
+        ["recommend", source, "--gpu", "L40S", "--min-quality", "0.5"],
+        ["serve", checkpoint.folder, "--dry-run", "--gpu", "L40S"],
+        ["score", checkpoint.folder, *tasks, "-o", tmp_path],
+        ["card", checkpoint.folder],
+    ):
+        result = run_cli(asked)
+        assert result.code == 0, (asked[0], result.stderr)
+
+
 def test_all_that_is_not_language_is_copied_and_ignored(tmp_path):
     families.build("gemma3", tmp_path / "model")
     (checkpoint,) = families.make(tmp_path / "model", ["fp8-dynamic"], tmp_path / "out")
