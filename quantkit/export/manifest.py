@@ -216,7 +216,6 @@ def source_record(
     unknown: list[str],
     usual_dtype: str,
     described: Described | None = None,
-    quantized_by: str | None = None,
 ) -> Source:
     """What the manifest keeps about a source: enough to know every tensor without it."""
     return Source(
@@ -228,7 +227,6 @@ def source_record(
         other_dtypes={s.name: s.dtype for s in stored if s.dtype != usual_dtype},
         extra_tensors={s.name: (s.dtype, list(s.shape)) for s in stored if s.name in unknown},
         described=described,
-        quantized_by=quantized_by,
     )
 
 

@@ -232,8 +232,8 @@ def prepare(
         architecture.check(source),
         planning.usual_dtype(stored),
         manifest.describe_folder(source.folder, source.config),
-        source.quantized_by,
     )
+    record = record.model_copy(update={"quantized_by": source.quantized_by})
     job = Job(
         source,
         record,
