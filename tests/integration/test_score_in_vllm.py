@@ -1,6 +1,7 @@
 """`score --backend vllm`: the engine is started, held against the folder, asked, and ended."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from fake_completions import MAX_LENGTH
 import quantkit
 from quantkit.cli.main import main
 from quantkit.errors import EngineError
+from quantkit.model.source import ModelSource
 from quantkit.scoring import server_identity
 
 PYTHON = """#!{python}
@@ -109,3 +111,28 @@ def test_what_is_missing_is_said_before_anything_is_loaded(engine, short_demo, t
     assert main([*asked, "--backend", "vllm", "--server", "http://127.0.0.1:1"]) == 2
     assert "leave out --server" in capsys.readouterr().err
     assert not (engine / "pid").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "QUANTKIT_VLLM" not in os.environ, reason="QUANTKIT_VLLM names no Python that has vLLM"
+)
+def test_real_vllm_is_scored_and_leaves_nothing_behind(tmp_path):
+    folder = str(shutil.copytree(ModelSource.open("demo").folder, tmp_path / "model"))
+    how = {"tasks": ["python_docs"], "limit": 2, "max_length": 1000, "cache": tmp_path / "cache"}
+    (here,) = quantkit.score(folder, **how)
+    (there,) = quantkit.score(folder, **how, backend="vllm", python=os.environ["QUANTKIT_VLLM"])
+    ours, theirs = (e.card.scores["python_docs/perplexity"] for e in (here, there))
+    assert theirs.n == ours.n
+    assert theirs.value == pytest.approx(ours.value, rel=0.01)
+    commands = [command_line(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
+    assert not [command for command in commands if folder.encode() in command]
+    assert not [command for command in commands if command.startswith(b"VLLM::")]
+
+
+def command_line(path):
+    """Empty for a zombie, and for a process that ends meanwhile."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
