@@ -139,9 +139,15 @@ def score(
     *,
     tasks: str | Sequence[str] | None = None,
     prompts: str | Path | None = None,
+    judge: str | None = None,
     source: "Model | None" = None,
     limit: int | None = None,
+    until: float | None = None,
     num_fewshot: int | None = None,
+    apply_chat_template: bool = False,
+    fewshot_as_multiturn: bool = False,
+    system_instruction: str | None = None,
+    allow_code: bool = False,
     max_length: int | None = None,
     batch_size: int | None = None,
     seed: int = 0,
@@ -160,14 +166,19 @@ def score(
     """Run lm-eval tasks on source models and checkpoints; with `out`, write one file per model.
 
     Checkpoints from other tools are compared with `source`, or with the source among `models`.
+    `until=0.01` samples questions at random until the interval is a point wide on either side.
     """
-    from quantkit.calls.score import Models, ScoreOptions, Scoring
+    from quantkit.calls.score import Chat, Models, ScoreOptions, Scoring
 
     if tasks is None and prompts is None:
         raise UsageError("name tasks, such as tasks=['wikitext'], or give prompts")
-    asked = ScoreOptions(
-        tuple(_listed(tasks or ())),
+    asked = ScoreOptions.of(
+        _listed(tasks or ()),
+        _listed(models),
         prompts=None if prompts is None else Path(prompts),
+        judge=judge,
+        chat=Chat(apply_chat_template, fewshot_as_multiturn, system_instruction),
+        allow_code=allow_code,
         limit=limit,
         num_fewshot=num_fewshot,
         max_length=max_length,
@@ -180,7 +191,7 @@ def score(
         python=None if python is None else Path(python),
     )
     of = Models(_listed(models), source, revision, tokenizer, trust_remote_code)
-    call = Scoring(of, asked, None if out is None else Path(out), device=device)
+    call = Scoring(of, asked, None if out is None else Path(out), until=until, device=device)
     return _done(call, progress).evaluations
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 import quantkit as qk
+from quantkit.scoring import suites
+from quantkit.scoring.options import Chat
 
 pytestmark = pytest.mark.usefixtures("demo_is_short")
 
@@ -64,6 +66,31 @@ def test_model_in_memory_needs_a_tokenizer(tmp_path):
         qk.quantize(model, "rtn-w8a16", out=tmp_path)
     with pytest.raises(qk.errors.SourceError, match="is not a model"):
         qk.quantize(3.5, "rtn-w8a16", out=tmp_path)
+
+
+def test_scoring_takes_what_the_command_takes(monkeypatch):
+    """Options of `quantkit score` that change answers reach the call under the same names."""
+    from quantkit import api
+
+    asked = []
+    monkeypatch.setattr(api, "_done", lambda call, _: asked.append(call) or call)
+    monkeypatch.setattr("quantkit.calls.score.Scoring.evaluations", [], raising=False)
+    qk.score(
+        "demo",
+        tasks="damage",
+        until=0.01,
+        judge="json",
+        apply_chat_template=True,
+        fewshot_as_multiturn=True,
+        system_instruction="Be brief.",
+        allow_code=True,
+    )
+    (call,) = asked
+    assert call.until == 0.01
+    assert call.asked.judge == "json"
+    assert call.asked.chat == Chat(template=True, multiturn=True, system="Be brief.")
+    assert call.asked.allow_code
+    assert "humaneval" in suites.expanded(call.asked.tasks)
 
 
 def test_calls_that_contradict_themselves(tmp_path):
