@@ -468,9 +468,11 @@ def _best(tried: Sequence[Candidate], question: Question) -> Candidate:
         is_usual = one.split.tensor == question.count
         return merit(one, question.objective) * (1.0 if is_usual else UNUSUAL)
 
-    # A measured speed outranks an estimate that claims to be faster.
-    measured = [one for one in fitting if one.speed and one.speed.is_measured]
-    return min(measured or fitting, key=held_back)
+    # A split within the limits outranks a better one beyond them, and a measured speed an estimate
+    # that claims to be faster.
+    within = [one for one in fitting if not one.problem] or fitting
+    measured = [one for one in within if one.speed and one.speed.is_measured]
+    return min(measured or within, key=held_back)
 
 
 def merit(candidate: Candidate, objective: str) -> float:

@@ -8,7 +8,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from quantkit.advise import document, families, formats, memory, parallel, shape, words, work
-from quantkit.advise.candidates import UNUSUAL, Catalogue, Question, evaluate, merit
+from quantkit.advise.candidates import (
+    UNUSUAL,
+    Catalogue,
+    Limits,
+    Question,
+    evaluate,
+    merit,
+)
 from quantkit.advise.memory import GIB, fits
 from quantkit.advise.parallel import obstacle, stage_bytes, ways_to_share
 from quantkit.advise.recommendation import recommend
@@ -305,6 +312,17 @@ def ask(model=None, **more):
 def by_name(question, name="fp8-dynamic", device="L40S"):
     found = evaluate(question, gpus.find(device))
     return next(c for c in found if c.format.name == name)
+
+
+def test_a_split_within_the_limits_is_chosen_over_a_better_one_beyond_them():
+    without = ask(count=4, users=256, objective="throughput")
+    best = by_name(without, "fp8-dynamic+kv-fp8", "A100")
+    quicker = min(best.others, key=lambda one: one.speed.step.typical)
+    assert quicker.speed.step.typical < best.speed.step.typical
+    between = (quicker.speed.step.typical + best.speed.step.typical) / 2
+    chosen = by_name(without.but(limits=Limits(tpot=between)), "fp8-dynamic+kv-fp8", "A100")
+    assert chosen.serves
+    assert chosen.split == quicker.split
 
 
 @settings(max_examples=30, deadline=None)
