@@ -118,7 +118,7 @@ def _descend(
     diagonal, damped = gram.diagonal().clone(), 0.0
     mean = float(diagonal.mean())
     for sweep in range(sweeps):
-        damping = mean * DAMPING * 0.01 ** (sweep / sweeps)
+        damping = _damping(mean, sweep, sweeps)
         if sweep:
             change = grid.dequantize(made, scheme).sub_(weight)
         slope.add_(change, alpha=damping - damped)
@@ -154,6 +154,46 @@ def _descend(
     change = grid.dequantize(made, scheme).sub_(weight)
     slope.add_(change, alpha=-damped)
     return before, slope.mul_(change).sum(1)
+
+
+def sweep_codes(
+    change: torch.Tensor,
+    codes: torch.Tensor,
+    steps: torch.Tensor,
+    limits: tuple[float, float],
+    gram: torch.Tensor,
+    halves: products.Halves,
+    sweeps: int,
+) -> None:
+    """Move each code in turn to its best value on grids that stay; codes change in place.
+
+    `change` is how far the weights [rows, columns] are off, and is used up; `steps` [rows, groups]
+    is how far a code moves a weight.
+    """
+    columns = change.shape[1]
+    tile = torch.arange(columns, device=change.device) // (columns // steps.shape[1])
+    descend = _kernel() if change.device.type == "cuda" else descend_block
+    slope = products.precise(change, halves)
+    diagonal, damped = gram.diagonal().clone(), 0.0
+    mean = float(diagonal.mean())
+    for sweep in range(sweeps):
+        damping = _damping(mean, sweep, sweeps)
+        slope.add_(change, alpha=damping - damped)
+        _set_diagonal(gram, halves, diagonal + damping)
+        damped = damping
+        for first in range(0, columns, BLOCK):
+            here = slice(first, min(first + BLOCK, columns))
+            moved = descend(
+                slope[:, here], codes[:, here], gram[here, here], steps, tile[here], *limits
+            )
+            change[:, here] += moved
+            products.add_precise_(slope, moved, _part(halves, here, slice(None)))
+    _set_diagonal(gram, halves, diagonal)
+
+
+def _damping(mean: float, sweep: int, sweeps: int) -> float:
+    """What a sweep adds to G's diagonal."""
+    return mean * DAMPING * float(0.01 ** (sweep / sweeps))
 
 
 def _fit_scales(

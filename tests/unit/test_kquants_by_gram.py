@@ -64,6 +64,17 @@ def test_outputs_lose_less_and_no_row_more(kind):
     assert solved.sums == pytest.approx([float(part) for part in wanted], rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_sweeps_lose_less_still_and_leave_the_matrix_as_it_was(kind, monkeypatch):
+    weight, seen = weights(24, 512), inputs(512, 2048)
+    before = seen.gram.clone()
+    with_sweeps = by_gram.quantize(weight, kind, by_gram.Inputs.of(seen))
+    assert torch.equal(seen.gram, before)
+    monkeypatch.setattr(by_gram, "SWEEPS", 0)
+    without = by_gram.quantize(weight, kind, by_gram.Inputs.of(seen))
+    assert with_sweeps.sums[2] < 0.99 * without.sums[2]
+
+
 def test_too_few_tokens_leave_the_usual_bytes():
     weight, seen = weights(4, 512), inputs(512, 600)
     solved = by_gram.quantize(weight, Kind.Q3_K, by_gram.Inputs.of(seen))
