@@ -7,7 +7,7 @@ from quantkit.advise.candidates import Candidate, Question, merit, utilisation
 from quantkit.advise.links import ASSUMED_PCIE
 from quantkit.advise.memory import Fit
 from quantkit.advise.offload import Offload
-from quantkit.advise.ranking import TIE, kept_step
+from quantkit.advise.ranking import HANDICAP, TIE, kept_step
 from quantkit.advise.speed import Span
 from quantkit.advise.split import Split
 from quantkit.engine import label
@@ -147,7 +147,10 @@ def star(objective: str) -> str:
     """What the star in a table of figures means, and why it need not be at the best of them."""
     if objective == "quality":
         return "* marks the choice"
-    return f"* marks the choice; of figures within {TIE:.0%} of the best, quality decides"
+    told = f"* marks the choice; of figures within {TIE:.0%} of the best, quality decides"
+    if objective == "memory":
+        return told
+    return f"{told}; llama.cpp must beat vLLM by {HANDICAP - 1:.0%} (on CPUs the reverse)"
 
 
 UNITS = {
@@ -217,7 +220,8 @@ def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) 
     if kept_step(best) < kept_step(chosen):
         return f"{said}; {best.format.name} is barely better and keeps less quality"
     if best.format.engine != chosen.format.engine:
-        return f"{said}; {best.format.name} is barely better and needs {label(best.format.engine)}"
+        better = f"{best.format.name} may be better ({figure(best, objective)})"
+        return f"{said}; {better}, but needs {label(best.format.engine)}"
     return said
 
 

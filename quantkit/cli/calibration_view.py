@@ -30,7 +30,7 @@ def show(found: "CalibrationSet", folder: Path, n_samples: int) -> None:
     _show_figures(manifest)
     _show_lengths(manifest)
     if manifest.redacted:
-        counts = ", ".join(f"{n:,} of {kind}" for kind, n in sorted(manifest.redacted.items()) if n)
+        counts = ", ".join(f"{kind} {n:,}" for kind, n in sorted(manifest.redacted.items()) if n)
         console.say(f"replaced: {counts or 'nothing'}")
     if n_samples:
         _show_samples(found, n_samples)

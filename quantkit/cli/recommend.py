@@ -34,10 +34,10 @@ def command(
         ),
     ],
     gpu: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A GPU's name, several separated by commas, `cpu`, `auto` or `all`.",
+            help="A GPU's name (repeatable, or several with commas), `cpu`, `auto` or `all`.",
         ),
     ] = None,
     count: Annotated[
@@ -209,9 +209,10 @@ def command(
             raise typer.BadParameter("needs --emit", param_hint=option)
     if draft is None and (acceptance or draft_tokens or draft_sampling):
         raise typer.BadParameter("needs --draft", param_hint="--acceptance")
+    named = ",".join(gpu) if gpu else None
     call = calls.Advising(
         models,
-        calls.Place(gpu, memory, bandwidth, capability, tflops, host_memory, host_bandwidth),
+        calls.Place(named, memory, bandwidth, capability, tflops, host_memory, host_bandwidth),
         calls.Load(
             count,
             tensor_parallel,

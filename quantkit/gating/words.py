@@ -82,7 +82,9 @@ def last_line(verdict: Verdict) -> str:
     whole = f"{n} check{'s' * (n != 1)} of {m} candidate{'s' * (m != 1)}"
     if verdict.outcome is Answer.FAIL:
         counted = verdict.failures
-        return f"fail: {len(counted)} of {whole}: {_names(counted)}"
+        undecided = [check for check in counted if check.answer is Answer.CANNOT_TELL]
+        more = f", {len(undecided)} undecided (cannot_tell: fail)" if undecided else ""
+        return f"fail: {len(counted)} of {whole}{more}: {_names(counted)}"
     if verdict.outcome is Answer.CANNOT_TELL:
         counted = verdict.of(Answer.CANNOT_TELL)
         return f"cannot tell: {len(counted)} of {whole}: {_names(counted)}"

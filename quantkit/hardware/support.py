@@ -217,9 +217,9 @@ VLLM: dict[str, dict[str, tuple[Rule, ...]]] = {
     "mxfp8": _mx(8),
     "w4afp8": {
         "nvidia": (
-            Rule("no", "vLLM has its kernel for 9.0 (Hopper) alone; use nvfp4 there", 10.0),
+            Rule("no", "vLLM's kernel runs on 9.0 (Hopper) only; use nvfp4 on this GPU", 10.0),
             Rule("native", "CUTLASS kernels of Hopper, 4-bit weights by FP8", 9.0, 10.0),
-            Rule("no", "vLLM has its kernel for 9.0 (Hopper) alone; use w4a16 there", 7.0, 9.0),
+            Rule("no", "vLLM's kernel runs on 9.0 (Hopper) only; use w4a16 on this GPU", 7.0, 9.0),
         ),
     },
     **dict.fromkeys(("w2a16", "w3a16", "w5a16", "w6a16", "w7a16"), HUMMING),

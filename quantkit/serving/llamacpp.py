@@ -34,7 +34,7 @@ def flags(target: Target, demand: Demand, size: Size) -> Iterator[Flag]:
         yield Flag(("--split-mode", "layer"), f"whole layers on each of the {n_gpus} GPUs")
     yield Flag(
         ("--flash-attn", "on" if on_gpu else "auto"),
-        "flash attention" + ("; a small cache needs it" if on_gpu else ""),
+        "flash attention" + (": faster, and an 8-bit cache requires it" if on_gpu else ""),
     )
     if size.kv_bits == 8:
         yield Flag(("--cache-type-k", "q8_0"), "keys in 8 bits: half the memory")

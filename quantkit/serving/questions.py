@@ -25,7 +25,7 @@ from quantkit.advise.shape import ModelShape
 from quantkit.advise.speculation import Speculation
 from quantkit.advise.split import ANY, Split, SplitConstraint
 from quantkit.engine.speculation import HEADS
-from quantkit.errors import AdviceError
+from quantkit.errors import AdviceError, UsageError
 from quantkit.hardware.gpus import GPU
 from quantkit.hardware.prices import Prices
 from quantkit.model.source import context_of
@@ -121,7 +121,9 @@ class _Model:
 def answer(asked: Query) -> Answers:
     """All answers to a question."""
     if len(asked.models) > 1 and len(asked.gpus) > 1:
-        raise AdviceError("several models are compared on one GPU; name one with --gpu")
+        raise UsageError(
+            "several models can be compared on one GPU only; give one --gpu, or one model"
+        )
     models = _models(asked)
     guess = _draft(asked, models[0]) if asked.drafting else None
     found = []

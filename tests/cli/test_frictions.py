@@ -274,3 +274,16 @@ def test_recipes_are_listed_with_and_without_the_word(run_cli):
     assert listed.code == 0
     assert listed.stdout == run_cli(["recipes"]).stdout
     assert json.loads(run_cli(["recipes", "list", "--json"]).stdout)
+
+
+def test_gpus_may_be_given_one_by_one_or_with_commas(run_cli):
+    apart = run_cli(["recommend", "8B", "--gpu", "L4", "--gpu", "L40S"])
+    assert apart.code == 0
+    assert apart.stdout == run_cli(["recommend", "8B", "--gpu", "L4,L40S"]).stdout
+    assert all(name in apart.stdout for name in ("L4", "L40S"))
+
+
+def test_several_models_on_several_gpus_are_a_usage_error(run_cli):
+    result = run_cli(["recommend", "8B", "70B", "--gpu", "L4,L40S"])
+    assert result.code == 2
+    assert "one GPU only" in result.stderr
