@@ -75,6 +75,43 @@ def drift() -> str:
     return f"{paragraph(told)}\n\n" + table(["", "perplexity:", "KL:"], rows)
 
 
+RUNS = {
+    "quantkit-gptq": "`gptq-w4a16`",
+    "quantkit-awq-gptq": "`awq-gptq-w4a16`",
+    "quantkit-best": "`best-w4a16`",
+    "autoround-200": "AutoRound, 200 iterations",
+}
+
+
+@region
+def frontier() -> str:
+    """KL against seconds beside AutoRound, on a source that is not on a 4-bit grid."""
+    name = "frontier-smollm2-h200"
+    run = result(name)
+    ((model, entry),) = run["models"].items()
+    rows = [
+        [
+            RUNS[one["run"]],
+            f"{one['seconds']:.0f} s",
+            number(one["kl_mean"]),
+            f"{one['share_of_kl']:.0%}",
+            f"{one['share_of_seconds']:.0%}",
+        ]
+        for one in entry["rows"]
+    ]
+    moved = entry["off_grid"]
+    text = (
+        f"{model} ({entry['origin']}: rounding groups of 32 onto 16 levels costs "
+        f"{moved['after']['share']:.1%} of what it costs shuffled weights, "
+        f"{moved['before']['share']:.1%} before), groups of {entry['group_size']}, the same "
+        f"{entry['tokens']['samples']} x {entry['tokens']['length']:,} tokens of calibration, "
+        f"{entry['windows']} windows of {entry['length']:,} tokens of WikiText-2; whole commands, "
+        f"one after another ({link('recorded', name)}, {label(run['device'])})."
+    )
+    head = ["", "seconds:", "KL:", "of AutoRound's KL:", "of its seconds:"]
+    return f"{paragraph(text)}\n\n{table(head, rows)}"
+
+
 WORDS = {
     "distil": "{} passes of distilled scales",
     "tune": "{} gradient steps",

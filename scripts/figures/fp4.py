@@ -24,14 +24,15 @@ def fp4() -> str:
 @region
 def fp4_real() -> str:
     """The same on a real model, and what 4-bit inputs leave above their floor."""
-    rows, small = (result(name)["rows"] for name in ("fp4-qwen-h200", "fp4-demo-mxfp4-cpu"))
+    places = ("fp4-qwen-h200", "fp4-qwen-mxfp4-h200", "fp4-demo-mxfp4-cpu")
+    rows, mx, small = (result(name)["rows"] for name in places)
     wider = rows["w4afp8"]["perplexity"] / rows["gptq-w4a16"]["perplexity"] - 1
     more = paragraph(
         f"Above its floor `nvfp4` has {_above_floor(rows, 'nvfp4'):.0%} of the KL that "
-        f"llm-compressor's NVFP4 has, and on the demo model `mxfp4` "
-        f"{_above_floor(small, 'mxfp4'):.0%} of its MXFP4's "
-        f"({link('recorded', 'fp4-demo-mxfp4-cpu')}). The perplexity of `w4afp8` is {wider:.1%} "
-        "above that of `gptq-w4a16`."
+        f"llm-compressor's NVFP4 has, and `mxfp4` {_above_floor(mx, 'mxfp4'):.0%} of its MXFP4's "
+        f"({link('recorded', places[1])}), {_above_floor(small, 'mxfp4'):.0%} on the demo model "
+        f"({link('recorded', places[2])}). The perplexity of `w4afp8` is {wider:.1%} above that of "
+        "`gptq-w4a16`."
     )
     return f"{_told('fp4-qwen-h200')}\n\n{more}"
 
@@ -44,24 +45,24 @@ def _above_floor(rows: dict[str, Any], name: str) -> float:
 
 @region
 def low_bits() -> str:
-    """Two and three bits beside other tools' roundings that do not train."""
-    run = result("low-bits-qwen-h200")
-    ((name, model),) = run["models"].items()
-    source, rows = model["source"]["perplexity"], []
-    for one in model["rows"]:
-        if "kl_mean" not in one:
-            continue
-        tool = TOOLS[re.sub(r"-w\d$", "", one["run"])].format(bits=one["bits"])
-        change = f"{100 * (one['perplexity'] / source - 1):+.1f}%"
-        rows.append(
-            [f"{one['bits']} bits, {BITS[one['bits']]}", tool, change, number(one["kl_mean"])]
-        )
-    told = (
+    """Two and three bits beside other tools' roundings that do not train, each width in one run."""
+    places = ("low-bits-qwen-h200", "low-bits-2-qwen-h200")
+    runs = [result(name) for name in places]
+    ((name, model),) = runs[0]["models"].items()
+    source, rows = model["source"]["perplexity"], {}
+    for run in runs:
+        for one in run["models"][name]["rows"]:
+            tool = TOOLS[re.sub(r"-w\d$", "", one["run"])].format(bits=one["bits"])
+            change = f"{100 * (one['perplexity'] / source - 1):+.1f}%"
+            bits = f"{one['bits']} bits, {BITS[one['bits']]}"
+            rows[one["run"]] = [bits, tool, change, number(one["kl_mean"])]
+    text = (
         f"{name} ({model['origin']}), {model['tokens']['samples']} x {model['tokens']['length']:,} "
         f"tokens of calibration, {model['windows']} windows of {model['length']:,} tokens of "
-        f"WikiText-2 ({link('recorded', 'low-bits-qwen-h200')}, {label(run['device'])})."
+        f"WikiText-2 (3 bits {link('recorded', places[0])}, 2 bits {link('recorded', places[1])}, "
+        f"{label(runs[0]['device'])})."
     )
-    return f"{paragraph(told)}\n\n{table(['', 'by', 'perplexity:', 'KL:'], rows)}"
+    return f"{paragraph(text)}\n\n{table(['', 'by', 'perplexity:', 'KL:'], list(rows.values()))}"
 
 
 @region

@@ -111,10 +111,8 @@ def whole_model_stages() -> str:
         times = [seconds(value) for value in (one["seconds"], *named, rest)]
         rows.append([f"{what}, {one['caches']} caches", *times, aims[n_recipes]])
     head = ["", "command:", *(f"{name}:" for name in STAGES), "the rest:", "aim:"]
-    told = paragraph(
-        f"A 1.5B's shape by stages ({link('measured', 'whole_model-1.5b-h200')}). {run['note']}"
-    )
-    return f"{told}\n\n{table(head, rows)}"
+    text = paragraph(f"A 1.5B's shape by stages ({link('measured', 'whole_model-1.5b-h200')}).")
+    return f"{text}\n\n{table(head, rows)}"
 
 
 STAGES = ("imports", "calibration text", "kernel compilation", "blocks", "closing")

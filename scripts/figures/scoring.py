@@ -1,6 +1,6 @@
 """Scoring against lm-eval and against plain forward passes (benchmarks/scoring.py)."""
 
-from figures.regions import gib, number, paragraph, region, result, seconds, table, times
+from figures.regions import gib, link, number, paragraph, region, result, seconds, table, times
 from quantkit.hardware.gpus import label
 
 
@@ -102,12 +102,13 @@ def answers() -> str:
             f" In float32, where rounding decides nothing, {found['other_answers']} of "
             f"{found['answers']} answers differ."
         )
-    if found := run.get("following"):
-        more += (
-            f" Comparing a candidate with {found['answers']} answers of "
-            f"{found['answer_tokens'] // found['answers']} tokens takes "
-            f"{number(found['in_forward_passes'])} plain forward passes over them (aim 1.3)."
-        )
+    found = result("generation-following-h200")["following"]
+    more += (
+        f" Comparing a candidate with {found['answers']} answers of "
+        f"{found['answer_tokens'] // found['answers']} tokens takes "
+        f"{found['in_forward_passes']:.3f} plain forward passes over them "
+        f"({link('recorded', 'generation-following-h200')}; aim 1.3)."
+    )
     return paragraph(
         f"{run['task'].upper()}, {ours['questions']:,} questions, five-shot, greedy, "
         f"{run['model']} in bfloat16 on one {label(run['device'])}: {seconds(ours['seconds'])} by "
