@@ -208,7 +208,7 @@ class Answerer:
             read = hidden[where[part]]
             predicted = Distribution(self.logits(read))
             values.append(predicted.log_probabilities(targets[part, None])[:, 0])
-            best.append(predicted.likeliest() == targets[part])
+            best.append(predicted.likeliest == targets[part])
             if watcher is not None:
                 watcher(Seen(read, predicted, values[-1], scored.places[part]))
         return torch.cat(values), torch.cat(best)

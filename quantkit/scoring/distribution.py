@@ -4,6 +4,8 @@ Logits are read once, in blocks of 64 tokens: the largest of each block and the 
 relative to it. Normaliser and likeliest token follow from these and from a single block.
 """
 
+from functools import cached_property
+
 import torch
 
 BLOCK = 64
@@ -22,6 +24,7 @@ class Distribution:
         """Log-probabilities of some tokens per row [positions, tokens]."""
         return self.logits.gather(1, ids).float() - self.normaliser[:, None]
 
+    @cached_property
     def likeliest(self) -> torch.Tensor:
         """One token per row; the first on ties."""
         vocabulary = self.logits.shape[1]

@@ -12,6 +12,7 @@ number.
 """
 
 import hashlib
+import math
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +31,9 @@ MOST_BYTES_BESIDE = 1 << 30
 """The source's hidden states that are kept on the GPU; more stay in host memory."""
 LOGITS_BYTES = 16 << 20
 """Of rows that are compared together on a CPU, in float32: about eight arrays are in its caches."""
+NEAR = 0.5
+SERIES = tuple((-1) ** n / math.factorial(n) for n in range(2, 9))
+"""Of (d + exp(-d) - 1) / d^2: exact to float32 where |d| < `NEAR`."""
 DIGEST = ".digest"
 DIGEST_WORDS = 1 << 22
 
@@ -54,8 +58,8 @@ def kl(source: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     """KL(source || candidate) of rows of logits, in nats.
 
     Summed as p d + q - p with d = ln p - ln q: no term is negative, so rounding cannot make the sum
-    negative, and an error of either normaliser counts by its square. Near d = 0 the terms are
-    computed as p (d + expm1(-d)), which does not cancel.
+    negative, and an error of either normaliser counts by its square. Near d = 0 the terms are p
+    times the series of d + exp(-d) - 1, which neither cancels nor takes another exponential.
     """
     return kl_of(Distribution(source), Distribution(candidate))
 
@@ -66,7 +70,7 @@ def kl_of(source: Distribution, candidate: Distribution) -> torch.Tensor:
     if source.logits.is_cuda:
         from quantkit.scoring import kernels
 
-        return kernels.divergence(*pair)
+        return kernels.divergence(*pair, NEAR)
     size = max(1, LOGITS_BYTES // (4 * source.logits.shape[1]))
     parts = zip(*(torch.split(part, size) for part in pair), strict=True)
     return torch.cat([_kl(*part) for part in parts])
@@ -82,8 +86,11 @@ def _kl(
     theirs = source.float() - source_normaliser[:, None]
     gap = theirs - mine
     p, q = theirs.exp(), mine.exp()
-    near = p * (gap + torch.expm1(-gap))
-    terms = torch.where(gap.abs() < 1, near, p * gap + (q - p))
+    near = gap * SERIES[-1]
+    for factor in SERIES[-2::-1]:
+        near.add_(factor).mul_(gap)
+    near.mul_(gap).mul_(p)
+    terms = torch.where(gap.abs() < NEAR, near, p * gap + (q - p))
     # A token that the source rules out adds the probability that the candidate gives it.
     return torch.where(p > 0, terms, q).clamp_(min=0).sum(-1)
 
@@ -253,7 +260,7 @@ class Divergence:
         theirs = hidden[places if hidden.device == device else rows].to(device)
         source = Distribution(self._answerer.logits(theirs, self._head))
         self._kl[places] = kl_of(source, candidate)
-        self._agrees[places] = source.likeliest() == candidate.likeliest()
+        self._agrees[places] = source.likeliest == candidate.likeliest
 
 
 def _rows(places: torch.Tensor, n_tokens: int) -> torch.Tensor:

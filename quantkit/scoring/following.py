@@ -68,7 +68,8 @@ class Prompts:
     def encoded(self, tokenizer: Any) -> list[tuple[int, ...]]:
         """Their tokens; conversations go through the model's chat template."""
         texts = [row for row in self.rows if isinstance(row, str)]
-        found = iter(tokenizer(texts)["input_ids"] if texts else ())
+        encoded = tokenizer(texts, return_attention_mask=False) if texts else {"input_ids": ()}
+        found = iter(encoded["input_ids"])
         return [
             tuple(next(found) if isinstance(row, str) else self._conversation(row, more, tokenizer))
             for row, more in zip(self.rows, self._tools, strict=True)

@@ -3,7 +3,6 @@
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
 AT_ONCE = 32
 """Blocks of one row per program."""
@@ -45,7 +44,7 @@ def block_sums(logits: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Ten
 def _divergence(  # type: ignore[no-untyped-def]
     source_ptr, candidate_ptr, source_norm_ptr, candidate_norm_ptr, sums_ptr,
     source_stride, candidate_stride, vocabulary, n_parts,
-    COLUMNS: tl.constexpr, STEPS: tl.constexpr,
+    COLUMNS: tl.constexpr, STEPS: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -61,8 +60,13 @@ def _divergence(  # type: ignore[no-untyped-def]
         mine = mine.to(tl.float32) - candidate_norm
         gap = theirs - mine
         p, q = tl.exp(theirs), tl.exp(mine)
-        near = p * (gap + libdevice.expm1(-gap))
-        terms = tl.where(tl.abs(gap) < 1.0, near, p * gap + (q - p))
+        near = gap * (1 / 40320) - 1 / 5040
+        near = near * gap + 1 / 720
+        near = near * gap - 1 / 120
+        near = near * gap + 1 / 24
+        near = near * gap - 1 / 6
+        near = (near * gap + 0.5) * gap * gap * p
+        terms = tl.where(tl.abs(gap) < NEAR, near, p * gap + (q - p))
         terms = tl.where(p > 0.0, terms, q)
         sums += tl.where(terms < 0.0, 0.0, terms)
     tl.store(sums_ptr + row * n_parts + part, tl.sum(sums, 0))
@@ -73,8 +77,12 @@ def divergence(
     candidate: torch.Tensor,
     source_normaliser: torch.Tensor,
     candidate_normaliser: torch.Tensor,
+    near: float,
 ) -> torch.Tensor:
-    """KL(source || candidate) of rows of logits with known normalisers, reading both once."""
+    """KL(source || candidate) of rows of logits with known normalisers, reading both once.
+
+    Where log-probabilities differ by less than `near`, by the series of the twin.
+    """
     n_rows, vocabulary = source.shape
     source, candidate = (
         logits if logits.stride(1) == 1 else logits.contiguous() for logits in (source, candidate)
@@ -85,7 +93,7 @@ def divergence(
         _divergence[(n_rows, n_parts)](
             source, candidate, source_normaliser, candidate_normaliser, sums,
             source.stride(0), candidate.stride(0), vocabulary, n_parts,
-            COLUMNS=COLUMNS, STEPS=STEPS, num_warps=4,
+            COLUMNS=COLUMNS, STEPS=STEPS, NEAR=near, num_warps=4,
         )  # fmt: skip
     return sums.sum(1)
 

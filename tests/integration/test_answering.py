@@ -142,7 +142,7 @@ def test_reading_by_blocks_gives_what_the_whole_gives():
     assert found.normaliser.allclose(logits.logsumexp(-1))
     ids = torch.randint(0, 1000, (50, 4))
     assert found.log_probabilities(ids).allclose(whole.gather(1, ids), atol=1e-5)
-    assert torch.equal(found.likeliest(), logits.argmax(-1))
+    assert torch.equal(found.likeliest, logits.argmax(-1))
 
 
 def test_a_number_that_is_none_is_not_hidden_by_blocks():
