@@ -58,27 +58,31 @@ def made(
         made(source, open_names[half:], args, refused)
 
 
+def kept(args: argparse.Namespace, name: str) -> Evaluation | None:
+    """Scores that an earlier run wrote; their checkpoint is not needed again."""
+    path = args.out / "scores" / f"{name}.json"
+    return Evaluation.read(path) if path.is_file() else None
+
+
 def scored(target: ModelSource | Checkpoint, args: argparse.Namespace) -> Evaluation:
     """A model's scores, from their file where it is there."""
-    folder = args.out / "scores"
     asked = ScoreOptions(tuple(args.tasks), args.limit, data=args.data, cache=args.work / "cache")
     name = SOURCE_NAME if is_source(target) else target.label
-    kept = [path for path in folder.glob("*.json") if path.stem == name]
-    if kept:
-        return Evaluation.read(kept[0])
+    if (known := kept(args, name)) is not None:
+        return known
     started = time.monotonic()
     found = evaluate(target, asked)
-    found.write(folder)
+    found.write(args.out / "scores")
     print(f"{target.label}: {time.monotonic() - started:.1f} s", flush=True)
     return found
 
 
-def table(document: Document, refused: dict[str, str]) -> str:
+def table(document: Document, refused: dict[str, str], missing: Sequence[str]) -> str:
     """Every candidate and every metric, with intervals, smallest first."""
     scores = columns(document)
     heads = ["recipe", "bits", *scores, "moves first"]
     lines = [
-        f"# {document.baseline.name}: every recipe, and what it breaks",
+        f"# {document.baseline.name}: recipes, and what each breaks",
         "",
         "Changes against the source with 95% intervals: of perplexity in percent, of right answers "
         "in points. Distances from the source with twice their standard error. What moves first is "
@@ -97,6 +101,8 @@ def table(document: Document, refused: dict[str, str]) -> str:
         row = [entry.name, f"{entry.bits_per_weight:.2f}", *cells, first]
         lines.append(f"| {' | '.join(row)} |")
     lines += ["", *(f"- {name} cannot be made: {why}" for name, why in sorted(refused.items()))]
+    if missing:
+        lines += ["", f"Not scored: {', '.join(missing)}."]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -159,18 +165,24 @@ def main() -> None:
     args = parser.parse_args()
     without_hub()
     args.data = args.data.resolve() if args.data else None
-    names = args.recipes or [n for n in names_of("recipes") if n not in NO_MORE_THAN_THE_SOURCE]
+    shipped = [name for name in names_of("recipes") if name not in NO_MORE_THAN_THE_SOURCE]
+    names = args.recipes or shipped
     source = ModelSource.open(args.model)
     args.work.mkdir(parents=True, exist_ok=True)
     refused: dict[str, str] = {}
-    made(source, names, args, refused)
+    made(source, [name for name in names if kept(args, name) is None], args, refused)
     evaluations = [scored(source, args)]
     for name in names:
-        if (args.work / name).is_dir():
+        if (found := kept(args, name)) is not None:
+            evaluations.append(found)
+        elif (args.work / name).is_dir():
             evaluations.append(scored(Checkpoint.open(args.work / name), args))
     report = Report.of(evaluations)
     report.save(args.out)
-    (args.out / "damage.md").write_text(table(report.document, refused), encoding="utf-8")
+    done = {entry.name for entry in report.document.candidates} | refused.keys()
+    missing = [name for name in shipped if name not in done]
+    text = table(report.document, refused, missing)
+    (args.out / "damage.md").write_text(text, encoding="utf-8")
     print(json.dumps(summary(report.document)), flush=True)
 
 
