@@ -42,7 +42,7 @@ def _one(found: Recommendation) -> str:
         Section("Formats that serve", [_formats(serving, chosen)] if serving else []),
         Section("Speed and quality", [_picture(found)] if len(serving) > 1 else []),
         Section("Formats left out", [_rest(found)]),
-        Section("What was assumed", _assumed(found)),
+        Section("What was assumed", _assumed([found])),
     ]
     lead = f"Serve it as {chosen.format.name}." if chosen else "No format fits this load."
     return document(
@@ -56,43 +56,49 @@ def _one(found: Recommendation) -> str:
 
 
 def _many(found: Sequence[Recommendation]) -> str:
+    """One model on several kinds of GPU, or several models on one."""
     question = found[0].question
+    models = list(dict.fromkeys(one.question.catalogue.shape.label for one in found))
+    where = words.on(found[0].gpu, question.count)
+    several = len(models) > 1
+    name = _model_name if several else _gpu_name
+    what = "model" if several else "GPU"
     served = [one for one in found if one.chosen is not None]
-    without = [one.gpu.name for one in found if one.chosen is None]
-    label = question.catalogue.shape.label
+    without = [name(one) for one in found if one.chosen is None]
     more = words.extra_parts(c for one in served for c in one.candidates)
-    rows = [_gpu_row(one, more) for one in served]
+    rows = [[name(one), *_choice(one, more)] for one in served]
     every = [
-        [one.gpu.name, _name(c, one.chosen), *_figures(c, more)]
+        [name(one), _name(c, one.chosen), *_figures(c, more)]
         for one in served
         for c in one.candidates
         if c.serves
     ]
-    names = [f.name for f in question.catalogue.formats]
-    columns = [one.gpu.name for one in served]
+    names = list(dict.fromkeys(f.name for one in found for f in one.question.catalogue.formats))
+    columns = [name(one) for one in served]
     axis = Axis("tokens/s of one user", log=True)
-    values = [[_each(one, name) for one in served] for name in names]
+    values = [[_each(one, format) for one in served] for format in names]
+    none_for = "for" if several else "on"
     sections = [
         Section(
-            "The choice on every GPU",
+            f"The choice {none_for} every {what}",
             [
                 table(
                     f"For {words.BEST[question.objective]}",
-                    [Column("GPU"), Column("Choice"), *_columns(more)],
+                    [Column(f"{what[0].upper()}{what[1:]}"), Column("Choice"), *_columns(more)],
                     rows,
                     searchable=True,
                     wide=True,
                 ),
-                f"No format fits this load on {', '.join(without)}." if without else "",
+                f"No format fits this load {none_for} {', '.join(without)}." if without else "",
             ],
         ),
         Section("Overview", [heatmap("Typical speed", names, columns, values, axis)]),
         Section(
-            "Every format on every GPU",
+            f"Every format {none_for} every {what}",
             [
                 table(
-                    "Type a GPU's name to see its formats",
-                    [Column("GPU"), Column("Format"), *_columns(more)],
+                    f"Type a {what}'s name to see its formats",
+                    [Column(f"{what[0].upper()}{what[1:]}"), Column("Format"), *_columns(more)],
                     every,
                     searchable=True,
                     dense=True,
@@ -100,27 +106,43 @@ def _many(found: Sequence[Recommendation]) -> str:
                 )
             ],
         ),
-        Section("What was assumed", _assumed(found[0])),
+        Section("What was assumed", _assumed(found if several else found[:1])),
     ]
+    title = f"{models[0]} on {len(found)} kinds of GPU{_each_with(question.count)}"
+    lead = f"{len(served)} of {len(found)} can serve it. {_load(found[0])}"
+    if several:
+        title = f"{len(models)} models on {where}"
+        lead = f"{len(served)} of {len(found)} can be served. {_load(found[0], of_all=True)}"
     return document(
-        f"{label} on {len(found)} kinds of GPU{_each_with(question.count)}",
+        title,
         sections if served else sections[-1:],
         kind="Recommendation",
-        lead=f"{len(served)} of {len(found)} can serve it. {_load(found[0])}",
+        lead=lead,
         footer=_footer(),
     )
+
+
+def _gpu_name(found: Recommendation) -> str:
+    return found.gpu.name
+
+
+def _model_name(found: Recommendation) -> str:
+    return found.question.catalogue.shape.label
 
 
 def _each_with(count: int) -> str:
     return "" if count == 1 else f", {count} of each"
 
 
-def _load(found: Recommendation) -> str:
+def _load(found: Recommendation, of_all: bool = False) -> str:
+    """The load and the objective; contexts of several models may differ, so notes have them."""
     question = found.question
     load = question.load(question.users or 1)
     who = "As many users as fit" if question.users is None else words.users(load.users).capitalize()
     if question.users is None and question.objective != "throughput":
         who = "1 user"
+    if of_all:
+        return f"{who}; objective: {question.objective}."
     return (
         f"{who}, contexts of {load.context:,} tokens with answers of {load.answer:,}; "
         f"objective: {question.objective}."
@@ -197,15 +219,17 @@ def _figures(candidate: Candidate, beside: Sequence[str] = ()) -> list[Cell | st
     return cells
 
 
-def _gpu_row(found: Recommendation, beside: Sequence[str]) -> list[Cell | str | Markup]:
+def _choice(found: Recommendation, beside: Sequence[str]) -> list[Cell | str | Markup]:
     chosen = found.chosen
     assert chosen is not None
-    return [found.gpu.name, chosen.format.name, *_figures(chosen, beside)]
+    return [chosen.format.name, *_figures(chosen, beside)]
 
 
 def _each(found: Recommendation, name: str) -> float | None:
-    candidate = next(c for c in found.candidates if c.format.name == name)
-    return candidate.speed.each.typical if candidate.serves and candidate.speed else None
+    candidate = next((c for c in found.candidates if c.format.name == name), None)
+    if candidate is None or not candidate.serves or candidate.speed is None:
+        return None
+    return candidate.speed.each.typical
 
 
 def _picture(found: Recommendation) -> Markup:
@@ -235,8 +259,9 @@ def _rest(found: Recommendation) -> Markup:
     return table("Why each was left out", [Column("Format"), Column("Reason")], rows, dense=True)
 
 
-def _assumed(found: Recommendation) -> list[str | Markup]:
-    end = efficiency.of("vllm", found.gpu.vendor)
+def _assumed(found: Sequence[Recommendation]) -> list[str | Markup]:
+    """What the answers rest on; several if they are of different models."""
+    end = efficiency.of("vllm", found[0].gpu.vendor)
     slow, typical, fast = end
     rates = {
         "Share of peak bandwidth": (slow.bandwidth, typical.bandwidth, fast.bandwidth),
@@ -245,6 +270,18 @@ def _assumed(found: Recommendation) -> list[str | Markup]:
         "Share of a link's rate": (slow.link, typical.link, fast.link),
     }
     shown = {name: f"{a:.2f}, {b:.2f}, {c:.2f}" for name, (a, b, c) in rates.items()}
+    parts: list[str | Markup] = [
+        *words.notes_by_model(found),
+        "Slow end, typical value and fast end assumed for vLLM:",
+        details(shown),
+    ]
+    for one in found:
+        of_one = f" for {_model_name(one)}" if len(found) > 1 else ""
+        parts += [f"Sources of the quality figures{of_one}:", details(_quality_sources(one))]
+    return parts
+
+
+def _quality_sources(found: Recommendation) -> dict[str, str]:
     qualities = {
         c.format.name: f"{words.kept(c)}: {c.quality.basis}{_from(c.quality.source)}"
         for c in found.candidates
@@ -254,13 +291,7 @@ def _assumed(found: Recommendation) -> list[str | Markup]:
     if cache := next(filter(None, caches), None):
         kept = f"~{cache.recovery:.3f}: {cache.basis}{_from(cache.source)}"
         qualities["FP8 KV cache, times the weights' own"] = kept
-    return [
-        *found.notes,
-        "Slow end, typical value and fast end assumed for vLLM:",
-        details(shown),
-        "Sources of the quality figures:",
-        details(qualities),
-    ]
+    return qualities
 
 
 def _from(source: str) -> str:

@@ -209,16 +209,14 @@ def measured(document: "Document", entry: "Entry", path: str) -> Quality | None:
             shares[task] = after.value / before.value
             if compared and compared.low is not None and compared.high is not None:
                 widest = max(widest, (compared.high - compared.low) / 2)
+    mean = sum(shares.values()) / len(shares) if shares else 0.0
+    by_accuracy = Quality(min(1.0, mean), False, f"accuracy on {', '.join(shares)}", path)
     if shares and widest <= VAGUE:
-        mean = sum(shares.values()) / len(shares)
-        return Quality(min(1.0, mean), False, f"accuracy on {', '.join(shares)}", path)
+        return by_accuracy
+    vague = f"{by_accuracy.basis} has too few questions, +-{100 * widest:.0f} points"
     if found := _by_perplexity(document, entry, path):
-        return found
-    if not shares:
-        return None
-    mean = sum(shares.values()) / len(shares)
-    basis = f"accuracy on {', '.join(shares)}, with too few questions: +-{100 * widest:.0f} points"
-    return Quality(min(1.0, mean), False, basis, path)
+        return replace(found, basis=f"{found.basis}; {vague}") if shares else found
+    return replace(by_accuracy, basis=vague) if shares else None
 
 
 def _by_perplexity(document: "Document", entry: "Entry", path: str) -> Quality | None:

@@ -1,6 +1,7 @@
 """Recommendations in words."""
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from quantkit.advise import parallel
 from quantkit.advise.candidates import Candidate, Question, merit, utilisation
@@ -13,6 +14,9 @@ from quantkit.advise.split import Split
 from quantkit.engine import label
 from quantkit.hardware.gpus import GPU
 from quantkit.storage import gib
+
+if TYPE_CHECKING:
+    from quantkit.advise.recommendation import Recommendation
 
 IN_ONE_MACHINE = 8
 """GPUs in a typical machine."""
@@ -397,3 +401,17 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
             "to each other more slowly."
         )
     return tuple(notes)
+
+
+def notes_by_model(found: "Sequence[Recommendation]") -> list[str]:
+    """Each note once; what does not apply to every model names the models that it applies to."""
+    models: dict[str, list[str]] = {}
+    for one in found:
+        for note in one.notes:
+            models.setdefault(note, []).append(one.question.catalogue.shape.label)
+    return [
+        note
+        if len(labels) == len(found) or note.startswith(f"{labels[0]} ")
+        else f"{', '.join(labels)}: {note}"
+        for note, labels in models.items()
+    ]

@@ -198,8 +198,8 @@ def show_models(answers: "Answers") -> None:
     for one in found:
         if one.chosen is None:
             console.print_lines(f"{_label(one)} is not served", _refusal(one))
-    notes = dict.fromkeys(note for one in found for note in one.notes)
-    console.print_lines("Assumed", [("-", note) for note in (*notes, *answers.notes)])
+    notes = (*words.notes_by_model(found), *answers.notes)
+    console.print_lines("Assumed", [("-", note) for note in notes])
 
 
 def _label(found: "Recommendation") -> str:

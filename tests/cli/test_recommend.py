@@ -30,6 +30,12 @@ def config(tmp_path):
     return write
 
 
+def test_contexts_of_several_models_say_whose_they_are(run_cli):
+    lines = run_cli(["recommend", "demo", "8B", "--gpu", "L4"]).stdout.splitlines()
+    for name, context in (("demo", "1,024"), ("8B", "8,192")):
+        assert any(f"{name}: Each user has a context of {context} tokens" in line for line in lines)
+
+
 def test_one_answer_with_reason_runner_up_and_changes(run_cli):
     result = run_cli(TWO)
     assert (result.code, result.stderr) == (0, "")

@@ -157,7 +157,8 @@ def test_too_few_questions_prove_no_quality(tmp_path, monkeypatch):
         return quality.from_report(path, shape.from_config(model.config, "src"))["gptq-w4a16"]
 
     found = told()
-    assert "perplexity" in found.basis
+    assert found.basis.startswith("wiki/perplexity")
+    assert found.basis.endswith("accuracy on quiz has too few questions, +-30 points")
     assert found.recovery < 1
     for scores in (entry["scores"], written["baseline"]["scores"]):
         for key in [key for key in scores if "perplexity" in key]:
@@ -166,7 +167,7 @@ def test_too_few_questions_prove_no_quality(tmp_path, monkeypatch):
     written["headline"] = None
     found = told()
     assert found.recovery == 1
-    assert found.basis.endswith("too few questions: +-30 points")
+    assert found.basis == "accuracy on quiz has too few questions, +-30 points"
 
 
 def test_a_report_of_another_model_is_refused(smollm, tmp_path):

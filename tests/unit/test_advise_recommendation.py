@@ -413,6 +413,19 @@ def test_pages_tell_the_answer_and_can_be_filtered():
     assert "No format fits this load on RTX 2060" in many
 
 
+def test_a_page_of_several_models_names_them_and_whose_each_note_is():
+    found = [answer("L4", "1B"), answer("L4", "8B", context=4096)]
+    text = page.render(found)
+    assert "2 models on L4" in text
+    assert "kinds of GPU" not in text
+    notes = words.notes_by_model(found)
+    assert [note for note in notes if note.startswith("1B: Each user has a context of 8,192")]
+    assert [note for note in notes if note.startswith("8B: Each user has a context of 4,096")]
+    assert [note for note in notes if note.startswith("8B is only a size")]
+    assert [note for note in notes if note.startswith("Memory is exact")]
+    assert words.notes_by_model(found[:1]) == list(found[0].notes)
+
+
 def test_names_cannot_become_markup():
     hostile = "<script>alert(1)</script>"
     config = CATALOGUES["1B"].shape.config
