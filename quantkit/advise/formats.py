@@ -92,9 +92,9 @@ RATES = {
     "nvfp4": "fp4_tflops",
     "nvfp4-fp8": "fp4_tflops",
     "mxfp4": "fp4_tflops",
-    "mxfp4-a16": "fp4_tflops",
 }
-"""The rate of a GPU at which a format computes where it is native; all others compute in 16 bits.
+"""The rate of a GPU at which a format computes where it is native; all others compute in 16 bits
+(mxfp4-a16 also counts so on Blackwell, where vLLM rounds its activations unasked).
 """
 
 

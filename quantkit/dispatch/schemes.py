@@ -303,7 +303,8 @@ def compressed(
         if bits == 8 and str(weights.get("scale_dtype")).removeprefix("torch.") != "uint8":
             raise Unsupported("no-scheme", "FP8 in groups of 32 without scale_dtype torch.uint8")
         held = Plain("float", inputs.get("num_bits", 8)) if inputs else None
-        return Scheme(f"mxfp{bits}", label(Plain("float", bits, "group", 32), held), bits, 32)
+        name = f"mxfp{bits}" if inputs or bits == 8 else "mxfp4-a16"
+        return Scheme(name, label(Plain("float", bits, "group", 32), held), bits, 32)
     order = weights.get("actorder")
     act_order = order in ("group", "dynamic", True)
     if inputs and bits == 4 and kind == "int" and inputs.get("type") == "float":

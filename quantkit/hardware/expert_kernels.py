@@ -112,6 +112,10 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
         Kernel("CUTLASS MXFP4", _blackwell),
         Kernel("Marlin MXFP4", lambda a: a.capability >= 80, _weights_only(FP4_SLOW)),
     ),
+    "mxfp4-a16": (
+        Kernel("CUTLASS MXFP4 (4-bit activations)", _blackwell),
+        Kernel("Marlin MXFP4", lambda a: a.capability >= 80),
+    ),
     "mxfp8": (
         Kernel("FlashInfer TRT-LLM MXFP8", _blackwell),
         Kernel("Humming MXFP8", _hopper, _words(MXFP8_SLOW), (0, 32)),
@@ -130,6 +134,7 @@ UNSURE: dict[str, Callable[[KernelQuery], bool]] = {
     "nvfp4": lambda a: a.capability >= 100 and not (_blackwell(a) or _desk(a)),
     # CUTLASS' for 11.x is built by CUDA 13.
     "mxfp4": lambda a: 110 <= a.capability < 120,
+    "mxfp4-a16": lambda a: 110 <= a.capability < 120,
 }
 """Kernels whose choice depends on how vLLM was built or what is installed."""
 KINDS: dict[str, tuple[str, ...]] = {

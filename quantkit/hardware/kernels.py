@@ -165,6 +165,15 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
         Kernel("Humming FP4", _prefers_humming, _words(FP4_SLOW), (0, 32)),
         Kernel("Marlin FP4", lambda a: a.capability >= 80, _before(100, FP4_SLOW)),
     ),
+    # One scheme, CompressedTensorsW4A4Mxfp4, asks for 4-bit inputs whatever the checkpoint has;
+    # Marlin and Humming ignore that. Marlin's E8M0 scales are built for BF16 alone
+    # (csrc/.../marlin/generate_kernels.py), which 7.5 lacks.
+    "mxfp4-a16": (
+        Kernel("FlashInfer MXFP4 (4-bit activations)", lambda a: a.capability >= 100, _never,
+               (0, 22)),
+        Kernel("Humming FP4", _prefers_humming, _never, (0, 32)),
+        Kernel("Marlin FP4", lambda a: a.capability >= 80),
+    ),
     "mxfp8": (
         Kernel("FlashInfer CuTe DSL MXFP8", lambda a: 100 <= a.capability < 110, _never, (0, 24)),
         Kernel("FlashInfer CUTLASS MXFP8", lambda a: a.capability >= 100),
@@ -179,7 +188,7 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
 }  # fmt: skip
 MINIMUM = {
     "wna16": 75, "w4afp8": 90, "fp8": 75, "fp8-a16": 75, "fp8-block": 75, "int8": 75, "nvfp4": 75,
-    "nvfp4-a16": 75, "mxfp4": 80, "mxfp8": 75, "bitsandbytes": 70,
+    "nvfp4-a16": 75, "mxfp4": 80, "mxfp4-a16": 80, "mxfp8": 75, "bitsandbytes": 70,
     "int-inputs": 75,
 }  # fmt: skip
 """`get_min_capability` of the schemes; FP8 falls back to weight-only below 8.9."""
@@ -206,7 +215,7 @@ USUAL: dict[str, tuple[str, int, int]] = {
     **{f"w{bits}a16": ("wna16", bits, 128) for bits in range(2, 9)},
     "int8-w8a8": ("int8", 8, -1), "fp8-w8a8": ("fp8", 8, -1), "fp8-block": ("fp8-block", 8, -1),
     "nvfp4": ("nvfp4", 4, 16), "nvfp4-fp8": ("nvfp4", 4, 16), "nvfp4-a16": ("nvfp4-a16", 4, 16),
-    "mxfp4": ("mxfp4", 4, 32), "mxfp4-a16": ("mxfp4", 4, 32), "mxfp8": ("mxfp8", 8, 32),
+    "mxfp4": ("mxfp4", 4, 32), "mxfp4-a16": ("mxfp4-a16", 4, 32), "mxfp8": ("mxfp8", 8, 32),
     "w4afp8": ("w4afp8", 4, 128),
 }  # fmt: skip
 """Formats of `support.FORMATS` that are served as compressed-tensors: list, bits, group size."""

@@ -142,6 +142,22 @@ def _mx(bits: int) -> dict[str, tuple[Rule, ...]]:
     }
 
 
+# vLLM builds CompressedTensorsW4A4Mxfp4 for MXFP4 weights, whether or not inputs are quantised
+# (compressed_tensors.py: _get_scheme_from_parts), from 8.0 on. Of its kernels in
+# kernels/linear/mxfp4, Marlin's and Humming's leave inputs in 16 bits; FlashInfer's, AITER's and
+# Intel's round them as well.
+ROUNDED_TOO = "vLLM rounds activations to 4 bits, too"
+MXFP4_A16: dict[str, tuple[Rule, ...]] = {
+    "nvidia": (
+        Rule("native", f"MXFP4 tensor cores, by FlashInfer, from 10.0 on: {ROUNDED_TOO}", 10.0),
+        Rule("native", "Marlin kernels, which compute in 16 bits, from 8.0 on", 8.0, 10.0),
+    ),
+    "amd": (
+        Rule("native", f"{MX_CORES}: {ROUNDED_TOO}", chips=CDNA4[0], who=CDNA4[1]),
+        Rule("emulated", "vLLM dequantises it for every product", who=OTHER_AMD),
+    ),
+    "intel": (Rule("emulated", f"{UNNAMED}; {ROUNDED_TOO}"),),
+}
 GGUF_IN_VLLM = Rule(
     "emulated", "experimental in vLLM, through its GGUF plug-in; llama.cpp is made for it"
 )
@@ -213,7 +229,7 @@ VLLM: dict[str, dict[str, tuple[Rule, ...]]] = {
         "nvidia": (Rule("native", "Marlin kernels, which compute in 16 bits, from 7.5 on", 7.5),)
     },
     "mxfp4": _mx(4),
-    "mxfp4-a16": _mx(4),
+    "mxfp4-a16": MXFP4_A16,
     "mxfp8": _mx(8),
     "w4afp8": {
         "nvidia": (

@@ -95,6 +95,14 @@ def test_recommend_does_not_offer_what_the_rules_refuse():
             {(0, 29): "Marlin FP4", (0, 30): "FlashInfer CuTe DSL NVFP4 W4A16"},
         ),
         (
+            KernelQuery("mxfp4-a16", 4096, 4096, 90, (0, 0), group_size=32),
+            {(0, 26): "Marlin FP4", (0, 32): "Humming FP4"},
+        ),
+        (
+            KernelQuery("mxfp4-a16", 4096, 4096, 100, (0, 0), group_size=32),
+            {(0, 32): "FlashInfer MXFP4 (4-bit activations)"},
+        ),
+        (
             KernelQuery("fp8", 4096, 4096, 80, (0, 0), method="compressed-tensors"),
             {(0, 24): "Marlin FP8", (0, 25): "Humming FP8"},
         ),
@@ -133,6 +141,9 @@ def test_kernels_change_with_versions(asked, versions):
         ("mxfp4", 110, (0, 32), {"group_size": 32}, None),
         ("mxfp4", 120, (0, 32), {"group_size": 32}, "Marlin MXFP4"),
         ("mxfp4", 75, (0, 32), {"group_size": 32}, None),
+        ("mxfp4-a16", 89, (0, 32), {"group_size": 32}, "Marlin MXFP4"),
+        ("mxfp4-a16", 100, (0, 32), {"group_size": 32}, "CUTLASS MXFP4 (4-bit activations)"),
+        ("mxfp4-a16", 110, (0, 32), {"group_size": 32}, None),
         ("mxfp8", 103, (0, 28), {"group_size": 32}, "FlashInfer TRT-LLM MXFP8"),
         ("mxfp8", 90, (0, 26), {"group_size": 32}, "Marlin MXFP8"),
         ("mxfp8", 90, (0, 29), {"group_size": 32}, None),
@@ -143,7 +154,7 @@ def test_kernels_change_with_versions(asked, versions):
     ],
 )
 def test_experts_get_the_first_backend_that_takes_them(kind, capability, version, changes, kernel):
-    bits = 4 if kind in ("wna16", "nvfp4", "mxfp4") else 8
+    bits = 4 if kind in ("wna16", "nvfp4", "mxfp4", "mxfp4-a16") else 8
     sizes = {"rows": 768, "columns": 2048, "bits": bits} | changes
     asked = KernelQuery(
         kind, capability=capability, version=version, method="compressed-tensors", **sizes

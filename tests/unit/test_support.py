@@ -47,7 +47,7 @@ def test_what_vllm_runs(name, expected):
     assert [runs(find(name), format).how for format in FORMATS[:8]] == expected.split()
 
 
-WEIGHTS_ONLY = "emulated native emulated emulated emulated emulated"
+WEIGHTS_ONLY = "emulated native emulated emulated native emulated"
 NONE = "no no no no no no"
 
 
@@ -73,6 +73,20 @@ def test_what_vllm_runs_of_the_newer_formats(name, floats, integers):
     integers of 2, 3, 5, 6 and 7 bits."""
     said = [runs(find(name), format).how for format in FORMATS[8:]]
     assert said == [*floats.split(), *integers.split()]
+
+
+@pytest.mark.parametrize("name", ["A100", "RTX 3090", "L4", "H200"])
+def test_weights_in_mxfp4_run_like_those_in_nvfp4(name):
+    for format in ("nvfp4-a16", "mxfp4-a16"):
+        assert runs(find(name), format).how == "native"
+        assert "16 bits" in runs(find(name), format).reason
+
+
+def test_activations_that_vllm_rounds_unasked_are_named():
+    assert runs(find("T4"), "mxfp4-a16").how == "no"  # E8M0 scales need BF16
+    for name in ("B200", "RTX 5090", "MI355X", "Arc B580"):
+        assert "rounds activations to 4 bits" in runs(find(name), "mxfp4-a16").reason
+        assert "rounds" not in runs(find(name), "mxfp4").reason
 
 
 @every_gpu
