@@ -6,6 +6,7 @@ quality-h200.json, and one pair of comments in docs/measured.md.
 
 from typing import Any
 
+from figures import peers
 from figures.regions import gib, link, number, paragraph, region, result, seconds, table
 
 SETS = {
@@ -140,19 +141,19 @@ def quality_4_bits() -> str:
 def an_8b_on_one_gpu() -> str:
     """The paragraph of the README below its example."""
     free = result("data_free-h200")["fp8_dynamic"]
-    _, later = runs()
-    gptq, awq = (later[name] for name in ("gptq", "awq"))
-    run = result("one_pass-latest-h200")
+    # The run of the table below it, so that one figure has one value on the page.
+    tokens, costs = result("peers_speed-h200")["blocks"]["tokens"], peers.block_costs()
     three = whole(["gptq-w4a16", "awq-w4a16", "fp8-dynamic"])[0]
     return paragraph(
         f"On an H200, `fp8-dynamic` of an 8B-shaped model takes "
         f"{seconds(free['command_seconds'])} from start to files on disk, "
         f"{gib(free['peak_host_bytes'])} of host and {gib(free['peak_device_bytes'])} of GPU "
-        f"memory ({link('measured', 'data_free-h200', '')}). The calibrated pass takes "
-        f"{seconds(gptq['seconds_a_block'])} per block for GPTQ and "
-        f"{seconds(awq['seconds_a_block'])} for AWQ with {run['samples']} x {run['length']:,} "
-        f"tokens ({link('measured', 'one_pass-latest-h200', '')}), and GPTQ, AWQ and dynamic FP8 "
-        f"of the whole model {seconds(three['seconds'])} "
+        f"memory ({link('measured', 'data_free-h200', '')}). Each block of the calibrated "
+        f"pass takes {seconds(costs['quantkit-gptq'][0])} for GPTQ and "
+        f"{seconds(costs['quantkit-awq'][0])} for AWQ with "
+        f"{tokens['samples']} x {tokens['length']:,} tokens "
+        f"({link('measured', 'peers_speed-h200', '')}), and quantising the whole model with "
+        f"GPTQ, AWQ and dynamic FP8 takes {seconds(three['seconds'])} "
         f"({link('measured', 'whole_model-h200', '')})."
     )
 

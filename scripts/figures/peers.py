@@ -134,13 +134,17 @@ def short_rows(link: str) -> list[list[str]]:
     return beside_peers(costs, " of a 1.5B, the whole command", link)
 
 
-def short_blocks(link: str) -> list[list[str]]:
+def block_costs() -> dict[str, Cost]:
     """What one more block of an 8B adds, the peers at their best batch."""
     best: dict[str, Cost] = {}
     for row in result("peers_speed-h200")["blocks"]["rows"]:
         cost = (row["seconds_per_block"], max(row["peak_device_bytes"]))
         best[row["run"]] = min(cost, best.get(row["run"], cost))
-    return beside_peers(best, ", one more block of an 8B", link)
+    return best
+
+
+def short_blocks(link: str) -> list[list[str]]:
+    return beside_peers(block_costs(), ", one more block of an 8B", link)
 
 
 def short_quality(name: str) -> tuple[str, str]:

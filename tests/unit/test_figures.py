@@ -32,6 +32,16 @@ def test_no_figure_is_typed_by_hand(page):
     assert by_hand.problems(page, (ROOT / page).read_text()) == []
 
 
+def test_the_readme_has_one_figure_for_a_block():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    prose = re.search(r"takes ([\d.]+ s) for GPTQ and ([\d.]+ s) for AWQ", text)
+    table = [
+        re.search(rf"\| {name}, one more block of an 8B \| ([\d.]+ s),", text)
+        for name in ("GPTQ", "AWQ")
+    ]
+    assert list(prose.groups()) == [found[1] for found in table]
+
+
 @pytest.fixture
 def tree(tmp_path):
     """A copy of all that the script reads and writes."""
