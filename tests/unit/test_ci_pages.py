@@ -184,6 +184,43 @@ def perform(tmp_path):
     return run
 
 
+@pytest.mark.parametrize(
+    ("version", "installed"), [("", "/actions/quantkit"), ("0.1.0", "quantkit-llm==0.1.0")]
+)
+def test_the_action_installs_itself_or_the_release_that_is_named(tmp_path, version, installed):
+    """There is no release yet, so that without a version the action's own checkout is installed."""
+    fake = tmp_path / "bin" / "python3"
+    fake.parent.mkdir()
+    fake.write_text(
+        "#!/bin/bash\nmkdir -p $3/bin\n"
+        f"printf '#!/bin/bash\\necho \"$@\" > {tmp_path}/pip\\n' > $3/bin/pip\n"
+        "chmod +x $3/bin/pip\n"
+    )
+    fake.chmod(0o755)
+    step = STEPS["Install quantkit"]
+    assert step["env"]["HERE"] == "${{ github.action_path }}"
+    done = subprocess.run(
+        ["bash", "-c", step["run"]],
+        env={
+            "PATH": f"{fake.parent}:/usr/bin:/bin",
+            "RUNNER_TEMP": str(tmp_path),
+            "GITHUB_PATH": str(tmp_path / "path"),
+            "VERSION": version,
+            "HERE": "/actions/quantkit",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "pip").read_text().split() == ["install", "--quiet", installed]
+
+
+def test_pages_do_not_promise_a_release():
+    for page in ("README.md", "docs/tutorial.md", "docs/ci.md", "docs/scaling.md"):
+        assert not re.search(r"pip install [^`\n]*quantkit-llm(?! @)", (ROOT / page).read_text())
+
+
 def test_the_action_runs_what_quantkit_understands(perform):
     done, (arguments,) = perform("Quantise, score and report")
     assert done.returncode == 0, done.stderr
