@@ -13,7 +13,9 @@ from quantkit.cli.lines import Lines
 from quantkit.cli.wrapping import HANG, NARROW, fitted, wrapped
 
 if TYPE_CHECKING:
+    from rich.console import Console as Screen
     from rich.progress import TaskID
+    from rich.table import Table
 
 LONG_NAME = 44
 """Names up to this length in a table's first column never wrap."""
@@ -165,6 +167,7 @@ def table_text(
     and a table that is still too wide is left to the terminal. Outside a terminal nothing wraps.
     """
     from rich.box import SIMPLE_HEAD
+    from rich.cells import cell_len
     from rich.console import Console as Screen
     from rich.table import Table
     from rich.text import Text
@@ -173,22 +176,24 @@ def table_text(
     if not screen.is_terminal:
         screen.width = 400
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    least = []
     for index, heading in enumerate(headings):
         lines = [line for row in rows for line in row[index].split("\n")]
-        longest = max(map(len, [*lines, *heading.split()]), default=0)
-        word = max((len(part) for line in [*lines, heading] for part in line.split()), default=0)
+        longest = max(map(cell_len, [*lines, *heading.split()]), default=0)
+        parts = [part for line in [*lines, heading] for part in line.split()]
+        word = max(map(cell_len, parts), default=0)
         is_text = index in words
+        least.append(_least(longest, word, index == 0, is_text))
         table.add_column(
             heading,
             justify="left" if is_text else "right",
             overflow="fold",
-            # A column of single words has nothing to give: let others shrink first.
-            no_wrap=is_text and index > 0 and longest == word <= LONG_NAME,
-            min_width=_least(longest, word, index == 0, is_text),
+            width=max(map(cell_len, [*lines, *heading.split("\n")]), default=0),
         )
     for row in rows:
         # A non-breaking space keeps an amount and its unit on one line.
         table.add_row(*(Text(c if i in words else c.replace(" ", GLUE)) for i, c in enumerate(row)))
+    _shrink(table, least, screen)
     with screen.capture() as capture:
         screen.print(table, crop=False)
     told = capture.get().replace(GLUE, " ")
@@ -200,6 +205,25 @@ def _least(longest: int, word: int, is_first: bool, is_text: bool) -> int:
     if not is_text and not is_first:
         return longest
     return min(longest if is_first else word, LONG_NAME)
+
+
+def _shrink(table: "Table", least: Sequence[int], screen: "Screen") -> None:
+    """Narrow the widest columns until the table fits, none below its least width, or widen the
+    screen if that is not enough.
+
+    rich itself takes from all columns alike and then restores every minimum: too wide then.
+    """
+    from rich.measure import Measurement
+
+    endless = screen.options.update(width=1 << 16)
+    excess = Measurement.get(screen, endless, table).maximum - screen.width
+    for still in range(excess, 0, -1):
+        spare = [c for c, n in zip(table.columns, least, strict=True) if (c.width or 0) > n]
+        if not spare:
+            screen.width += still
+            break
+        widest = max(spare, key=lambda column: column.width or 0)
+        widest.width = (widest.width or 0) - 1
 
 
 def _rounded(rate: float) -> str:

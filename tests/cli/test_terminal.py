@@ -3,6 +3,7 @@
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -52,6 +53,27 @@ def test_an_error_fits_the_terminal_and_hangs_in(columns):
     assert more
     assert all(line.startswith("  ") for line in more)
     assert max(map(len, [first, *more])) <= columns
+
+
+@pytest.mark.parametrize("name", ["awq-gptq-w4a16", "gptq-w4a16", "a-name-of-18-letters"])
+@pytest.mark.parametrize("metric", ["perplexity", "python_docs/perplexity", "acc_norm (earlier)"])
+def test_a_table_is_no_wider_than_the_terminal(monkeypatch, name, metric):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    limits = [("-1.31 points", "at most 2 points lower", "cannot tell"), ("+9%", "as scored", "no")]
+    headings = ["candidate", "metric", "value", "limit", "answer"]
+    text = console.table_text(headings, [[name, metric, *one] for one in limits], (0, 1, 3, 4))
+    lines = re.sub(r"\x1b\[[\d;]*m", "", text).split("\n")
+    assert max(map(len, lines)) <= 80
+    assert all(word in text for word in (name, metric.split()[0], "-1.31 points"))
+
+
+def test_numbers_and_names_stay_whole_in_a_table_that_cannot_fit(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "20")
+    text = console.table_text(["model", "size"], [["a-name-of-18-letters", "1,234.5 GiB"]])
+    assert "a-name-of-18-letters" in text
+    assert "1,234.5 GiB" in text
 
 
 def test_scores_are_few_unless_all_are_asked_for(run_cli):
