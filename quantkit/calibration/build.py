@@ -22,7 +22,7 @@ from quantkit.calibration.pool import GatheredSource, Reading, describe, gather,
 from quantkit.calibration.reading.record import SKIP
 from quantkit.calibration.redaction.rows import redact_rows
 from quantkit.calibration.rendering import Piece, Refused, Renderer, TooLong
-from quantkit.calibration.spec import USUAL_SAMPLES, Files, SetSpec
+from quantkit.calibration.spec import Files, SetSpec
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import DataError
 from quantkit.home import expanded
@@ -93,7 +93,6 @@ def build(
     length = min(spec.max_length, model.context)
     if length < spec.max_length:
         progress.note(f"samples of {length:,} tokens, the model's context")
-    _note_unusual(spec, progress)
     renderer = Renderer(model.tokenizer, length, spec.chat)
     enough = ENOUGH * spec.n_samples * length * CHARACTERS_PER_TOKEN
     gathered = gather(spec, reading, enough, renderer.check, evaluation, progress)
@@ -179,20 +178,6 @@ def _folder(source: Any, base: Path) -> Path:
         return base
     root = base / expanded(source.path)
     return root if root.is_dir() else root.parent
-
-
-def _note_unusual(spec: SetSpec, progress: Progress) -> None:
-    few, many = USUAL_SAMPLES
-    if spec.n_samples < few:
-        progress.note(
-            f"warning: {spec.n_samples} samples are unusual: under {few}, statistics depend on "
-            "which ones they happen to be"
-        )
-    elif spec.n_samples > many:
-        progress.note(
-            f"warning: {spec.n_samples} samples are unusual: over {many}, calibration takes longer "
-            "and gains little"
-        )
 
 
 def _render(

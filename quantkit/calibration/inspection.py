@@ -12,10 +12,14 @@ OFF_SHARE = 0.02
 def warnings(found: CalibrationSet) -> list[str]:
     """Everything the user should consider first."""
     manifest = found.manifest
-    said = [*_sizes(manifest, manifest.tokenizer.widest), *_sources(manifest), *_rows(manifest)]
+    weaknesses = [
+        *_sizes(manifest, manifest.tokenizer.widest),
+        *_sources(manifest),
+        *_rows(manifest),
+    ]
     for name in worse_than_random(manifest):
-        said.append(f"{NAMES[name]} is no better than in a random choice")
-    return said
+        weaknesses.append(f"{NAMES[name]} is not better than in random draws")
+    return weaknesses
 
 
 NAMES = {
@@ -44,45 +48,55 @@ def _worse(ours: float, theirs: float, name: str) -> bool:
     return ours < theirs if name in BETTER_HIGH else ours > theirs
 
 
-def _sizes(manifest: Manifest, widest: int | None) -> list[str]:
-    said = []
+def unusual_size(n_samples: int) -> str | None:
+    """What is wrong with a number of samples, if anything."""
     few, many = USUAL_SAMPLES
-    if manifest.n_samples < few:
-        said.append(f"{manifest.n_samples} samples are few; {few} to {many} are usual")
+    usual = f"{few} to {many} are usual"
+    if n_samples < few:
+        return f"{n_samples} samples are few, so that results depend on which they are; {usual}"
+    if n_samples > many:
+        return f"{n_samples:,} samples are many: they take longer and gain little; {usual}"
+    return None
+
+
+def _sizes(manifest: Manifest, widest: int | None) -> list[str]:
+    found = [unusual] if (unusual := unusual_size(manifest.n_samples)) else []
     if widest is not None and manifest.n_tokens < 2 * widest:
-        said.append(
+        found.append(
             f"{manifest.n_tokens:,} tokens are too few for layers of {widest:,} inputs; "
             f"{2 * widest:,} or more would be better"
         )
     if manifest.n_tokens < 0.5 * manifest.n_samples * manifest.length:
         filled = manifest.n_tokens / (manifest.n_samples * manifest.length)
-        said.append(f"only {filled:.0%} of the samples is text, the rest is padding: `short: pack`")
-    return said
+        found.append(
+            f"only {filled:.0%} of the samples is text, the rest is padding: `short: pack`"
+        )
+    return found
 
 
 def _sources(manifest: Manifest) -> list[str]:
-    said = []
+    found = []
     if len(manifest.sources) > 1:
         for source in manifest.sources:
             share = source.n_tokens / manifest.n_tokens
             if share > DOMINANT:
-                said.append(f"{share:.0%} of the tokens come from {source.name}")
+                found.append(f"{share:.0%} of the tokens come from {source.name}")
             if not source.n_tokens:
-                said.append(f"{source.name} gives nothing: its share is less than a sample")
+                found.append(f"{source.name} gives nothing: its share is less than a sample")
             elif abs(share - source.share) > OFF_SHARE:
-                said.append(
+                found.append(
                     f"{source.name} gives {share:.0%} of the tokens, {source.share:.0%} asked"
                 )
-    return said
+    return found
 
 
 def _rows(manifest: Manifest) -> list[str]:
-    said = []
+    found = []
     for source in manifest.sources:
         read = max(1, source.rows.get("read", 0))
         for reason in ("near-duplicate", "contaminated", "unreadable", "unrecognised", "empty"):
             if (share := source.rows.get(reason, 0) / read) > REPEATED:
-                said.append(f"{share:.0%} of the rows of {source.name} are {reason}")
+                found.append(f"{share:.0%} of the rows of {source.name} are {reason}")
         if n := source.remarks.get("without an answer", 0):
-            said.append(f"{n:,} rows of {source.name} end before an answer")
-    return said
+            found.append(f"{n:,} rows of {source.name} end before an answer")
+    return found

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from quantkit.calibration import calibration_set, spec
+from quantkit.calibration import calibration_set, inspection, spec
 from quantkit.calibration.build import Vocabulary, build
 from quantkit.calibration.calibration_set import CalibrationSet
 from quantkit.calibration.lookup import find as find
@@ -40,6 +40,8 @@ def load(
     wanted, base = find(name)
     changes = {"n_samples": n_samples, "max_length": length}
     wanted = spec.changed(wanted, {k: v for k, v in changes.items() if v is not None}, name)
+    if unusual := inspection.unusual_size(wanted.n_samples):
+        progress.note(f"warning: {unusual}")
     return make(name, wanted, Reading(base), model, progress, evaluation).tokens
 
 

@@ -33,6 +33,7 @@ def show(found: "CalibrationSet", folder: Path, n_samples: int) -> None:
         counts = ", ".join(f"{kind} {n:,}" for kind, n in sorted(manifest.redacted.items()) if n)
         console.say(f"replaced: {counts or 'nothing'}")
     if n_samples:
+        typer.echo()
         _show_samples(found, n_samples)
     for warning in inspection.warnings(found):
         console.say(f"warning: {warning}")
@@ -58,7 +59,8 @@ def _show_sources(manifest: "Manifest") -> None:
                 f"{taken:,}",
             ]
         )
-    console.print_table(["source", "tokens", "", "asked", "rows", "used"], rows, words=(0, 1))
+    headings = ["source", "", "share of tokens", "requested", "rows", "rows used"]
+    console.print_table(headings, rows, words=(0, 1))
     # There are many reasons, and names may be long: they get a line of their own.
     if others:
         console.print_lines("rows left out of the set:", others)
@@ -69,6 +71,10 @@ def _show_figures(manifest: "Manifest") -> None:
     from quantkit.calibration.inspection import NAMES
     from quantkit.cli import console
 
+    console.say(
+        f"\nThe pool that samples were chosen from: {manifest.pool.n_pieces:,} pieces of text, "
+        f"{manifest.pool.n_tokens:,} tokens."
+    )
     rows = []
     for name in Figures.model_fields:
         ours = getattr(manifest.figures, name)
@@ -76,7 +82,12 @@ def _show_figures(manifest: "Manifest") -> None:
         better = "higher" if name in BETTER_HIGH else "lower"
         rows.append([NAMES[name], f"{ours:.4f}", "" if theirs is None else f"{theirs:.4f}", better])
     console.print_table(
-        ["against the pool", "this set", f"mean of {manifest.n_random} random", "better"],
+        [
+            "compared with the pool",
+            "this set",
+            f"mean of {manifest.n_random} random sets",
+            "better",
+        ],
         rows,
         words=(0, 3),
     )
@@ -91,11 +102,12 @@ def _show_lengths(manifest: "Manifest") -> None:
         [_share(place), f"{ours[place]:,}", _bar(ours[place] / top), f"{pool[place]:,}"]
         for place in range(0, len(pool), 2)
     ]
-    console.print_table(["of the pieces", "tokens up to", "", "in the pool"], rows, words=(0, 2))
+    headings = ["length of pieces, tokens", "this set", "", "the pool"]
+    console.print_table(headings, rows, words=(0, 2))
 
 
 def _share(place: int) -> str:
-    return {0: "shortest", 20: "longest"}.get(place, f"{5 * place}%")
+    return {0: "shortest", 20: "longest"}.get(place, f"{5 * place}th percentile")
 
 
 def _show_samples(found: "CalibrationSet", n: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit import metrics, pipeline
-from quantkit.calibration import calibration_set, loading
+from quantkit.calibration import calibration_set, inspection, loading
 from quantkit.calibration import spec as set_spec
 from quantkit.calibration.build import Vocabulary
 from quantkit.calibration.pool import Reading
@@ -50,6 +50,8 @@ def calibrate(steps: Sequence[Step], bench: Bench) -> list[Product]:
         vocabulary = Vocabulary.of(work["model"]["place"], work["model"]["revision"])
         known = partial(evaluation_text.known, data=None)
         reading = Reading(Path(work["base"]))
+        if unusual := inspection.unusual_size(wanted.n_samples):
+            bench.progress.note(f"warning: {unusual}")
         found = loading.make(work["name"], wanted, reading, vocabulary, bench.progress, known)
     found.write(out)
     shape = found.tokens.ids.shape

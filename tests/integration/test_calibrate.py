@@ -115,10 +115,22 @@ def test_a_set_of_one_file(build, chat_file, out, run_cli):
     shown = run_cli(["calibrate", "inspect", out])
     assert shown.code == 0
     assert "16 samples of 64 tokens, 1,024 in all, for demo" in shown.stdout
-    assert "warning: 16 samples are few; 128 to 512 are usual" in shown.stdout
+    assert "warning: 16 samples are few" in shown.stdout
+    assert "128 to 512 are usual" in shown.stdout
     data = json.loads(run_cli(["calibrate", "inspect", out, "--json"]).stdout)
     assert data["digest"] == manifest["digest"]
     assert data["warnings"]
+
+
+def test_a_warning_is_printed_once(run_cli, chat_file, out):
+    built = run_cli(
+        ["calibrate", "build", "--model", "demo", "-o", out, *SMALL, "--from", chat_file]
+    )
+    assert built.code == 0
+    assert (built.stdout + built.stderr).count("16 samples are few") == 1
+    headings = [line for line in built.stdout.splitlines() if "rows used" in line]
+    assert len(headings) == 1
+    assert "share of tokens" in headings[0]
 
 
 def test_a_set_of_two_files_has_of_each_what_there_is(build, chat_file, text_file):
@@ -280,7 +292,7 @@ def test_private_things_are_warned_of_where_nothing_replaces_them(run_cli, tmp_p
         made = run_cli([*command, *SMALL[:4]])
         assert made.code == 0, made.stderr
         told = " ".join(made.stderr.split())
-        assert ("(email in 3); `quantkit calibrate build --redact`" in told) == warned
+        assert ("email in 3); `quantkit calibrate build --redact`" in told) == warned
 
 
 def test_rows_that_are_scored_on_are_left_out(build, chat_file, tmp_path):

@@ -128,10 +128,12 @@ def test_every_chosen_piece_says_what_it_stands_for():
     assert set(choice.why) == used
     for number in used:
         words = re.fullmatch(
-            r"represents (\d+) similar pieces of (\d+) to (\d+) tokens", choice.why[number]
+            r"represents (one piece|\d+ similar pieces) of (\d+)(?: to (\d+))? tokens",
+            choice.why[number],
         )
-        n, shortest, longest = map(int, words.groups())
-        assert n >= 1
+        shortest, longest = int(words[2]), int(words[3] or words[2])
+        assert words[1] == "one piece" or int(words[1].split()[0]) > 1
+        assert words[3] is None or shortest < longest
         assert shortest <= candidates.lengths[number] <= longest
 
 

@@ -177,7 +177,9 @@ def _reasons(
     reasons = {}
     for part in (part for sample in samples for part in sample):
         n, shortest, longest = stands_for[part.piece]
-        reasons[part.piece] = f"represents {n} similar pieces of {shortest} to {longest} tokens"
+        lengths = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
+        pieces = "one piece" if n == 1 else f"{n} similar pieces"
+        reasons[part.piece] = f"represents {pieces} of {lengths} tokens"
     return reasons
 
 

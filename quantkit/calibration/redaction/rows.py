@@ -81,7 +81,7 @@ def _warn_of_personal_data(
         if found:
             kinds = ", ".join(f"{kind} in {n:,}" for kind, n in found.most_common())
             progress.note(
-                f"warning: {source.name}: of {len(rows):,} rows that were looked into, some hold "
-                f"what may be private ({kinds}); `quantkit calibrate build --redact`, or `redact:` "
-                "in the set's file, makes a set without it"
+                f"warning: {source.name} may hold personal data or secrets (of {len(rows):,} rows "
+                f"checked: {kinds}); `quantkit calibrate build --redact`, or `redact:` in the "
+                "set's file, replaces them"
             )
