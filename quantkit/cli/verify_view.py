@@ -63,7 +63,7 @@ class View:
                     f"rounding explains {part.limit_mean:.4f}"
                 )
         if found.level == "logprobs":
-            console.say(f"          {_attributed(found)}", hang=10)
+            console.say(f"          {_attributed(found)}", hang=0)
         typer.echo(f"          written to {proof.folder / FILE}")
 
     def _heading(self, folder: Path) -> None:
@@ -97,8 +97,11 @@ def _show_checks(result: "Verification") -> None:
         console.say(f"ok        {check}", hang=10)
     for words in result.left_out:
         console.say(f"left out  {words}", hang=10)
+    if result.worst:
+        what = "largest rounding errors, relative to the norm of the weights:"
+        console.say(f"          {what}", hang=0)
     for name, error in result.worst[:3]:
-        console.say(f"          {name} differs by {error:.1%} of its norm from the source")
+        console.say(f"          {error:6.1%}  {name}", hang=8)
 
 
 def _attributed(found: "Verified") -> str:
