@@ -6,6 +6,8 @@ from typing import Any
 from figures.regions import RESULTS, link, number, paragraph, region, result, table
 from quantkit.hardware.gpus import label
 
+HEAD = ["", "perplexity:", "KL:", "same first token:", "commit"]
+THEN = "Recipes are those of the commit in the last column."
 PLACES = ("best_bits-h200", "best_bits-cpu")
 
 
@@ -14,21 +16,25 @@ def best_bits() -> str:
     """The record of the larger machine, where there are two."""
     name = next(n for n in PLACES if (RESULTS / f"{n}.json").is_file())
     run = result(name)
+    # By width, most bits first; `drift` is a step that was deleted since.
     rows = [
         [
-            idea,
+            f"{idea}, with a step deleted since" if one["options"].get("drift") else idea,
             f"{one['change_percent']:+.2f}%",
             number(one["kl_mean"]),
             f"{100 * one['top1_agreement']:.1f}%",
+            _commit(run, one),
         ]
-        for idea, one in run["rows"].items()
+        for idea, one in sorted(
+            run["rows"].items(), key=lambda row: row[0].split()[0], reverse=True
+        )
     ]
     told = (
         f"{run['model']}, calibrated on {run['calibration']}, compared with the source on "
         f"{run['windows']} windows of {run['length']} tokens of held-out text "
-        f"({link('recorded', name)}, {label(run['device'])})."
+        f"({link('recorded', name)}, {label(run['device'])}). {THEN}"
     )
-    return f"{paragraph(told)}\n\n" + table(["", "perplexity:", "KL:", "same first token:"], rows)
+    return f"{paragraph(told)}\n\n{table(HEAD, rows)}"
 
 
 @region
@@ -126,12 +132,11 @@ WORDS = {
 
 @region
 def best_bits_real() -> str:
-    """The same ideas on a real model; recipes as they were then, see each row's commit."""
+    """The same ideas on a real model, which today's defaults follow from."""
     return _of_a_real_model(
         "best_bits-smollm2-h200",
-        " Recipes are those before this table, with two sweeps, without signed scales at 4 bits "
-        "and with GPTQ's matrix damped by 0.01; `best-w4a16` had AWQ's scales, signed ones and six "
-        "sweeps.",
+        " Unlike today's, `gptq-w4a16` and `awq-gptq-w4a16` had no signed scales, GPTQ's matrix "
+        "was damped by 0.01, and `best-w4a16` had six sweeps and no gradient steps.",
     )
 
 
@@ -152,6 +157,7 @@ def _of_a_real_model(name: str, more: str) -> str:
             f"{row['perplexity']:.2f}",
             number(row["kl_mean"]),
             f"{row['top1_agreement']:.1%}",
+            _commit(run, row),
         ]
         for asked, row in rows
     ]
@@ -159,10 +165,13 @@ def _of_a_real_model(name: str, more: str) -> str:
         f"{run['model']} ({run['origin']}), groups of {run['group_size']}, calibrated on "
         f"{run['samples']} x {run['calibration_length']:,} tokens, {run['windows']} windows of "
         f"{run['length']:,} tokens of WikiText-2 ({link('recorded', name)}, "
-        f"{label(run['device'])}).{more}"
+        f"{label(run['device'])}). {THEN}{more}"
     )
-    head = ["", "perplexity:", "KL:", "same first token:"]
-    return f"{text}\n\n{table(head, told)}"
+    return f"{text}\n\n{table(HEAD, told)}"
+
+
+def _commit(run: dict[str, Any], row: dict[str, Any]) -> str:
+    return f"`{row.get('commit', run['recorded']['commit'])}`"
 
 
 def _changes(asked: dict[str, Any]) -> str:
