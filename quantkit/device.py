@@ -111,8 +111,8 @@ def _lacking(text: str) -> str:
     from quantkit.storage import gib
 
     asked = re.search(r"tried to allocate (\d+) bytes", text)
-    told = re.search(r"Unable to allocate ([\d.]+ \w+)", text)
-    size = gib(int(asked[1])) if asked else told[1] if told else ""
+    stated = re.search(r"Unable to allocate ([\d.]+ \w+)", text)
+    size = gib(int(asked[1])) if asked else stated[1] if stated else ""
     free = available_host_bytes()
     parts = [f"{size} more were needed" if size else "", f"{gib(free)} are free" if free else ""]
     known = " and ".join(part for part in parts if part)

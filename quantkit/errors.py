@@ -56,7 +56,7 @@ class QuantkitError(Exception):
     """Base of every error that is reported without a traceback."""
 
     exit_code = EXIT_ERROR
-    told = False
+    is_reported = False
     """Another process of the run has reported the error, so this one stays silent."""
 
 

@@ -323,8 +323,8 @@ def _rescale(
     stored = work.stored[f"{shard}.{kind}"].read()
     work.replaced[f"{shard}.{kind}"] = torch.full_like(stored, shared)
     work.replaced[name] = after
-    told = f"made that of {whole}, its group scales over {ratio:.6g}"
-    work.changes.append(Change(f"{shard}.{kind}", told, error))
+    change = f"made that of {whole}, its group scales over {ratio:.6g}"
+    work.changes.append(Change(f"{shard}.{kind}", change, error))
 
 
 def _ignore(work: _Work) -> None:
@@ -379,11 +379,11 @@ def _write(path: Path, work: _Work, result: Repaired, force: bool, progress: Pro
             if file.is_file() and not own and file.suffix != ".safetensors":
                 shutil.copyfile(file, scratch / file.name)
         write_json(scratch / "config.json", work.config, allow_nan=True)
-        told = result.to_json()
-        told["files"] = {
+        manifest = result.to_json()
+        manifest["files"] = {
             file.name: sha256_of(file) for file in sorted(scratch.iterdir()) if file.is_file()
         }
-        (scratch / FILE).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        (scratch / FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     progress.finish()
 
 

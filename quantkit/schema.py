@@ -35,10 +35,10 @@ def _strings(kind: type) -> dict[str, str]:
     """The string below each field of a class, by field name."""
     (found,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(found, ast.ClassDef)
-    told = {}
+    docs = {}
     for field, below in zip(found.body, found.body[1:], strict=False):
         if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
             continue
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            told[field.target.id] = inspect.cleandoc(str(below.value.value))
-    return told
+            docs[field.target.id] = inspect.cleandoc(str(below.value.value))
+    return docs

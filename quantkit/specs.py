@@ -131,8 +131,8 @@ def problems(
         elif sort == "union_tag_invalid":
             key, tag = str(context["discriminator"]).strip("'"), str(context["tag"])
             tags = [part.strip(" '") for part in str(context["expected_tags"]).split(",")]
-            said = f"must be {_choice(tags)}, not {shown(tag)}{_near(tag, tags)}"
-            lines.append((f"{path}.{key}", said))
+            problem = f"must be {_choice(tags)}, not {shown(tag)}{_near(tag, tags)}"
+            lines.append((f"{path}.{key}", problem))
         elif sort in ("value_error", "assertion_error"):
             message = fault["msg"].removeprefix("Value error, ")
             lines += [(path, line) for line in message.split("\n")]
@@ -140,11 +140,11 @@ def problems(
             wanted.setdefault(path, []).append(words.get(fault["type"]) or _wanted(fault))
             given[path] = shown(fault["input"]) + _hint(fault)
             lines.append((path, ""))
-    told = []
+    sentences = []
     for path, line in lines:
-        said = line or f"must be {' or '.join(dict.fromkeys(wanted[path]))}, not {given[path]}"
-        told.append(f"{path}: {said}" if path else said)
-    return list(dict.fromkeys(told))
+        problem = line or f"must be {' or '.join(dict.fromkeys(wanted[path]))}, not {given[path]}"
+        sentences.append(f"{path}: {problem}" if path else problem)
+    return list(dict.fromkeys(sentences))
 
 
 def json_problem(error: ValidationError, kind: type[BaseModel]) -> str:

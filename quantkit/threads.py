@@ -21,10 +21,10 @@ COUNT = "OMP_NUM_THREADS"
 
 def settle() -> None:
     """Set the libraries' variables unless the user has; child processes do not inherit them."""
-    told = dict(WAITING)
+    settings = dict(WAITING)
     if (n := quota()) is not None and n < cores():
-        told[COUNT] = str(n)
-    for name, value in told.items():
+        settings[COUNT] = str(n)
+    for name, value in settings.items():
         if name not in os.environ:
             os.putenv(name, value)  # visible to C only: children get `os.environ`
 

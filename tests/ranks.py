@@ -85,7 +85,7 @@ def _rank(
         with joined(place, "cpu") as ranks:
             value = function(ranks, *arguments)
     except QuantkitError as error:
-        results.put((rank, f"{type(error).__name__}: {error} (told: {error.told})"))
+        results.put((rank, f"{type(error).__name__}: {error} (reported: {error.is_reported})"))
         results.close()
         results.join_thread()
         os._exit(3)

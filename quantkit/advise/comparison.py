@@ -34,8 +34,8 @@ def compare(found: Sequence[Recommendation], reports: Mapping[str, "Document"]) 
     serving = [one for one in found if one.chosen is not None]
     names = [one.question.catalogue.shape.label for one in serving]
     if without := [name for name in names if name not in reports]:
-        said = f"no report of {', '.join(without)}" if reports else "no reports were given"
-        return ModelComparison((), {}, said)
+        reason = f"no report of {', '.join(without)}" if reports else "no reports were given"
+        return ModelComparison((), {}, reason)
     if not serving:
         return ModelComparison((), {}, "no format fits for any of them")
     entries = {}
@@ -76,13 +76,13 @@ def _differences(one: "Entry", other: "Entry", tasks: Sequence[str]) -> str:
     if missing := [task for task in tasks if f"{task}/acc" not in other.scores]:
         return f"no {', '.join(missing)}"
     left, right = one.settings, other.settings
-    told = []
+    differences = []
     for task in tasks:
         if left.tasks[task] != right.tasks.get(task):
-            told.append(f"version of {task}")
+            differences.append(f"version of {task}")
         if left.data and right.data and left.data.get(task) != right.data.get(task):
-            told.append(f"documents of {task}")
+            differences.append(f"documents of {task}")
     for key in ("limit", "num_fewshot"):
         if getattr(left, key) != getattr(right, key):
-            told.append(key)
-    return ", ".join(dict.fromkeys(told))
+            differences.append(key)
+    return ", ".join(dict.fromkeys(differences))

@@ -21,7 +21,7 @@ def to_json(
 ) -> dict[str, Any]:
     """Answers to one question, on one or several kinds of GPU, or for several models."""
     question = found[0].question
-    told = {
+    data = {
         "schema": VERSION,
         "model": _model(question.catalogue.shape),
         "question": _question(question),
@@ -29,9 +29,9 @@ def to_json(
         "notes": list(notes),
     }
     if across is not None:
-        told["models"] = [_model(one.question.catalogue.shape) for one in found]
-        told["across"] = asdict(across) | {"best": across.best}
-    return told
+        data["models"] = [_model(one.question.catalogue.shape) for one in found]
+        data["across"] = asdict(across) | {"best": across.best}
+    return data
 
 
 def _model(shape: ModelShape) -> dict[str, Any]:

@@ -122,9 +122,9 @@ def _block(
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    said = bool(config.get("attention_bias"))
-    into = said if family.attention_bias is None else family.attention_bias
-    out = said if family.attention_bias is None else False
+    has_bias = bool(config.get("attention_bias"))
+    into = has_bias if family.attention_bias is None else family.attention_bias
+    out = has_bias if family.attention_bias is None else False
     mlp = bool(config.get("mlp_bias")) and family.mlp_bias
     if family.packed:
         rows = {"self_attn.qkv_proj": queries + 2 * keys, "mlp.gate_up_proj": 2 * inner}

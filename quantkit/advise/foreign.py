@@ -20,12 +20,12 @@ def notes(document: "Document", path: str, gpus: Sequence[GPU]) -> Iterator[str]
             continue
         found = quality.measured(document, entry, path)
         kept = f"keeps {found.recovery:.1%} ({found.basis})" if found else "has no quality data"
-        told = []
+        on_gpus = []
         for gpu in gpus if made.runs_as else ():
             engine = "llama.cpp" if made.runs_as == "gguf" else "vllm"
             how = support.runs(gpu, str(made.runs_as), engine)
-            told.append(f"; {gpu.name}: {how.how} ({how.reason})")
+            on_gpus.append(f"; {gpu.name}: {how.how} ({how.reason})")
         yield (
             f"{entry.name}, in the report, was made by another tool ({made.by_others}), so it is "
-            f"not ranked: it has {gib(entry.size_bytes)} and {kept}{''.join(told)}."
+            f"not ranked: it has {gib(entry.size_bytes)} and {kept}{''.join(on_gpus)}."
         )

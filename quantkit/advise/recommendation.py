@@ -105,16 +105,16 @@ def _changes(question: Question, gpu: GPU, chosen: Candidate, near: list[Candida
         for q in (0.95, 0.9)
         if q < question.min_quality
     ]
-    told: dict[str, str] = {}
+    by_format: dict[str, str] = {}
     for words_of_it, other in asked:
         best = next(iter(ranking_of(_serving(other, gpu, question, near), other)), None)
         if best is not None and _alike(best) == _alike(chosen):
             continue
         name = "nothing" if best is None else best.format.name
-        told.setdefault(name, words.change(words_of_it, best, other))
-        if len(told) == MOST_CHANGES:
+        by_format.setdefault(name, words.change(words_of_it, best, other))
+        if len(by_format) == MOST_CHANGES:
             break
-    return list(told.values())
+    return list(by_format.values())
 
 
 def _serving(

@@ -23,14 +23,14 @@ class Split:
         return self.tensor * self.pipeline
 
     def __str__(self) -> str:
-        said = "one GPU"
+        text = "one GPU"
         if self.tensor > 1 and self.pipeline > 1:
-            said = f"tensor parallel over {self.tensor} in a pipeline of {self.pipeline}"
+            text = f"tensor parallel over {self.tensor} in a pipeline of {self.pipeline}"
         elif self.tensor > 1:
-            said = f"tensor parallel over {self.tensor} GPUs"
+            text = f"tensor parallel over {self.tensor} GPUs"
         elif self.pipeline > 1:
-            said = f"a pipeline of {self.pipeline} GPUs"
-        return f"{said} with whole experts" if self.has_whole_experts else said
+            text = f"a pipeline of {self.pipeline} GPUs"
+        return f"{text} with whole experts" if self.has_whole_experts else text
 
 
 ONE = Split()

@@ -105,12 +105,12 @@ def cost(candidate: Candidate) -> str:
     """Cost of tokens, split into prompts and answers if known."""
     if candidate.cost is None:
         return ""
-    said = f"{span(candidate.cost)} per million answer tokens, prompts included"
+    total = f"{span(candidate.cost)} per million answer tokens, prompts included"
     if candidate.costs is None:
-        return said
+        return total
     prompt, answer = candidate.costs.prompt, candidate.costs.answer
     return (
-        f"{said}: {span(prompt)} per million prompt tokens, {span(answer)} per million answer "
+        f"{total}: {span(prompt)} per million prompt tokens, {span(answer)} per million answer "
         "tokens alone"
     )
 
@@ -151,10 +151,10 @@ def star(objective: str) -> str:
     """What the star in a table of figures means, and why it need not be at the best of them."""
     if objective == "quality":
         return "* marks the choice"
-    told = f"* marks the choice; of figures within {TIE:.0%} of the best, quality decides"
+    text = f"* marks the choice; of figures within {TIE:.0%} of the best, quality decides"
     if objective == "memory":
-        return told
-    return f"{told}; llama.cpp must beat vLLM by {HANDICAP - 1:.0%} (on CPUs the reverse)"
+        return text
+    return f"{text}; llama.cpp must beat vLLM by {HANDICAP - 1:.0%} (on CPUs the reverse)"
 
 
 UNITS = {
@@ -214,33 +214,33 @@ def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) 
         among = "nothing else fits and keeps"
     else:
         among = f"{BEST[objective]} among {len(serving)} formats that fit and keep"
-    said = f"{among} at least {question.min_quality:g} of the quality: {figure(chosen, objective)}"
+    text = f"{among} at least {question.min_quality:g} of the quality: {figure(chosen, objective)}"
     alike = [c for c in serving if not c.quality or c.quality.is_prior == _is_prior(chosen)]
     best = min(alike, key=lambda c: merit(c, objective))
     if objective == "memory":
-        return _least(said, chosen, serving)
+        return _least(text, chosen, serving)
     if objective == "quality" or best is chosen:
-        return said
+        return text
     if kept_step(best) < kept_step(chosen):
-        return f"{said}; {best.format.name} is barely better and keeps less quality"
+        return f"{text}; {best.format.name} is barely better and keeps less quality"
     if best.format.engine != chosen.format.engine:
         better = f"{best.format.name} may be better ({figure(best, objective)})"
-        return f"{said}; {better}, but needs {label(best.format.engine)}"
-    return said
+        return f"{text}; {better}, but needs {label(best.format.engine)}"
+    return text
 
 
-def _least(said: str, chosen: Candidate, serving: Sequence[Candidate]) -> str:
+def _least(text: str, chosen: Candidate, serving: Sequence[Candidate]) -> str:
     """What takes a little more and keeps more is not the smallest, so it names the one that is."""
     best = min(serving, key=lambda c: c.needed_bytes)
     if best.needed_bytes == chosen.needed_bytes:
-        return said
+        return text
     if best.needed_bytes * (1 + TIE) < chosen.needed_bytes:  # measured candidates come first
-        return said.replace(BEST["memory"], "the least memory of those in the report,", 1)
+        return text.replace(BEST["memory"], "the least memory of those in the report,", 1)
     but = "keeps less" if kept_step(best) < kept_step(chosen) else "keeps as much"
     if but == "keeps as much" and best.format.engine != chosen.format.engine:
         but = f"needs {label(best.format.engine)}"
-    said = said.replace(BEST["memory"], "barely more than the least memory", 1)
-    return f"{said}; {best.format.name} takes {gib(best.needed_bytes)} and {but}"
+    text = text.replace(BEST["memory"], "barely more than the least memory", 1)
+    return f"{text}; {best.format.name} takes {gib(best.needed_bytes)} and {but}"
 
 
 def _is_prior(candidate: Candidate) -> bool:
@@ -249,16 +249,16 @@ def _is_prior(candidate: Candidate) -> bool:
 
 def against(second: Candidate, chosen: Candidate, question: Question) -> str:
     """What the runner-up offers, and what it lacks."""
-    said = figure(second, question.objective)
+    text = figure(second, question.objective)
     if question.objective != "quality" and second.quality and chosen.quality:
         gap = kept_step(second) - kept_step(chosen)
         if gap:
-            said += f"; keeps {'more' if gap > 0 else 'less'} quality, {kept(second)}"
+            text += f"; keeps {'more' if gap > 0 else 'less'} quality, {kept(second)}"
     if question.qualities and _is_prior(second) and not _is_prior(chosen):
-        said += "; not in the report"
+        text += "; not in the report"
     if second.format.engine != chosen.format.engine:
-        said += f"; served by {label(second.format.engine)}"
-    return said
+        text += f"; served by {label(second.format.engine)}"
+    return text
 
 
 def change(option: str, best: Candidate | None, question: Question) -> str:
@@ -275,14 +275,14 @@ def sharing(chosen: Candidate, question: Question) -> str:
         return ""
     if chosen.format.engine == "llama.cpp":
         return f"whole layers on each of the {count} GPUs, one after another"
-    said = f"{split}{idle(split, count)}"
+    text = f"{split}{idle(split, count)}"
     others = sorted(chosen.others, key=lambda one: merit(one, question.objective))
     compared = [f"{one.split} {_would(one, question)}" for one in others]
     because = "as you asked" if question.constraint.is_any else ""
     whole = parallel.usual(chosen.format.recipe, count)
     if not because and split != whole:
         because = parallel.obstacle(question.catalogue.shape, chosen.format.recipe, whole)
-    return "; ".join([f"{said}: {because}" if because else said, *compared[:2]])
+    return "; ".join([f"{text}: {because}" if because else text, *compared[:2]])
 
 
 def idle(split: Split, count: int) -> str:

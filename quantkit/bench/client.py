@@ -126,8 +126,8 @@ class _Taking:
 
     def answer(self, ended: float) -> Answer:
         """The finished answer."""
-        told = self._counted.get("completion_tokens")
-        n_output = told if isinstance(told, int) else len(self._pieces)
+        reported = self._counted.get("completion_tokens")
+        n_output = reported if isinstance(reported, int) else len(self._pieces)
         n_prompt = self._counted.get("prompt_tokens")
         # vLLM's last token may be half a character, which is not text. llama.cpp ends with one more
         # empty chunk.
@@ -153,8 +153,8 @@ async def models(address: Address, api_key: str | None = None) -> list[dict[str,
             raise EngineError(f"{address.url}/v1/models answered {status}: {reason(content)}")
         return [dict(card) for card in parse_json(content)["data"] if card["id"]]
     except (OSError, TimeoutError, Cut, UnicodeError) as error:  # Unicode: a bad host name
-        said = getattr(error, "strerror", None) or str(error) or "no answer"
-        raise EngineError(f"{address.url} cannot be reached ({said}); is the server up?") from error
+        why = getattr(error, "strerror", None) or str(error) or "no answer"
+        raise EngineError(f"{address.url} cannot be reached ({why}); is the server up?") from error
     except (ValueError, KeyError, TypeError) as error:
         raise EngineError(
             f"{address.url}/v1/models lists no models; is it an OpenAI-compatible server?"

@@ -62,7 +62,7 @@ def _asks_alike(one: Row, other: Row) -> bool:
 
 
 def _comparison(row: Row, against: str, metric: str, logs: Sequence[float]) -> Comparison:
-    told = Comparison(
+    comparison = Comparison(
         model=row.model,
         against=against,
         setting=row.setting,
@@ -73,14 +73,16 @@ def _comparison(row: Row, against: str, metric: str, logs: Sequence[float]) -> C
     )
     n_blocks = min(MOST_BLOCKS, len(logs) // LEAST_IN_BLOCK)
     if n_blocks < LEAST_BLOCKS:
-        return told
+        return comparison
     means = block_means(logs, n_blocks)
     low, middle, high = (math.exp(value) for value in interval(means))
     if low <= 1 <= high:
         verdict = "no difference within the noise"
     else:
         verdict = "slower" if middle > 1 else "faster"
-    return told.model_copy(update={"ratio": middle, "low": low, "high": high, "verdict": verdict})
+    return comparison.model_copy(
+        update={"ratio": middle, "low": low, "high": high, "verdict": verdict}
+    )
 
 
 def block_means(values: Sequence[float], n_blocks: int) -> list[float]:

@@ -206,7 +206,7 @@ def _refusals(bench: Bench) -> list[str | Markup]:
 
 
 def _how(bench: Bench) -> Markup:
-    told = {
+    rows = {
         "Engine": f"{label(bench.engine)} {bench.engine_version or ''}".strip(),
         "Hardware": bench.machine.name,
         "Latencies": "from when a request was due, so that waiting for a slow server counts",
@@ -215,8 +215,8 @@ def _how(bench: Bench) -> Markup:
         "When": bench.created,
     }
     if bench.gpu_hour:
-        told["Price"] = f"{bench.gpu_hour:g} a GPU and hour, {bench.n_gpus} GPU"
-    return details(told)
+        rows["Price"] = f"{bench.gpu_hour:g} per GPU and hour, {bench.n_gpus} GPU"
+    return details(rows)
 
 
 def _compared(bench: Bench) -> list[str]:

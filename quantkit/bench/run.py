@@ -114,8 +114,8 @@ def _one(
         return
     with engines.started(program, model.path, model.name, setting, log) as running:
         found.versions.add(running.version or "unknown")
-        told = measure(running, plan, model.name, model.digest, setting, how.progress)
-        for row, samples in told:
+        measured = measure(running, plan, model.name, model.digest, setting, how.progress)
+        for row, samples in measured:
             found.rows.append(row)
             found.samples.append(samples)
 

@@ -47,11 +47,11 @@ def figures(rows: Sequence[Row], narrow: bool = False, named: bool = False) -> T
     if not narrow:
         columns.append(("requests/s", lambda row: number(row.requests_per_s.mean)))
     columns.append(("output\ntokens/s", tokens_per_s))
-    told = " / ".join(ends)
-    columns.append((f"TTFT ms\n{told}", lambda row: milliseconds(row.ttft_s, *ends)))
-    columns.append((f"TPOT ms\n{told}", lambda row: milliseconds(row.tpot_s, *ends)))
+    heading = " / ".join(ends)
+    columns.append((f"TTFT ms\n{heading}", lambda row: milliseconds(row.ttft_s, *ends)))
+    columns.append((f"TPOT ms\n{heading}", lambda row: milliseconds(row.tpot_s, *ends)))
     if not narrow:
-        columns.append((f"end to end ms\n{told}", lambda row: milliseconds(row.e2e_s, *ends)))
+        columns.append((f"end to end ms\n{heading}", lambda row: milliseconds(row.e2e_s, *ends)))
     columns += [("failed", _failed), ("target\nmet", _target)]
     return _table(rows, columns if narrow else [*columns, *_COST])
 
@@ -77,17 +77,17 @@ def facts(rows: Sequence[Row]) -> str:
     if any(row.setting for row in rows):
         return ""
     row = rows[-1]
-    told = []
+    parts = []
     if row.cold_start_s is not None:
-        told.append(f"ready after {number(row.cold_start_s)} s")
+        parts.append(f"ready after {number(row.cold_start_s)} s")
     if row.weight_bytes:
-        told.append(f"weights {gib(row.weight_bytes)}")
+        parts.append(f"weights {gib(row.weight_bytes)}")
     peaks = [one.gpu_peak_bytes for one in rows if one.gpu_peak_bytes]
     if peaks:
-        told.append(f"GPU memory up to {gib(max(peaks))}")
+        parts.append(f"GPU memory up to {gib(max(peaks))}")
     if row.kv_tokens:
-        told.append(f"KV cache of {row.kv_tokens:,} tokens")
-    return ", ".join(told)
+        parts.append(f"KV cache of {row.kv_tokens:,} tokens")
+    return ", ".join(parts)
 
 
 def _names(rows: Sequence[Row], named: bool) -> list[_Column]:

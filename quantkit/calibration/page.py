@@ -23,17 +23,17 @@ MEANINGS = {
     "token_distance": "Jensen-Shannon distance of how often each token occurs",
     "vocabulary_coverage": "share of the tokens that make up 99% of the pool",
     "length_distance": "Kolmogorov-Smirnov distance of the pieces' lengths",
-    "source_distance": "half the sum of the differences between shares asked and given",
+    "source_distance": "half the sum of the differences between requested and actual shares",
     "cluster_distance": "half the sum of the differences between topics' shares",
-    "cluster_coverage": "share of the pool in topics that the set has something of",
+    "cluster_coverage": "share of the pool in topics that the set covers",
 }
 
 
 def render(found: CalibrationSet) -> str:
     """The whole page; the same set gives the same bytes."""
     manifest = found.manifest
-    said = warnings(found)
-    one = len(said) == 1
+    weaknesses = warnings(found)
+    one = len(weaknesses) == 1
     return document(
         _title(manifest),
         [
@@ -48,7 +48,7 @@ def render(found: CalibrationSet) -> str:
         kind="Calibration set",
         lead=manifest.spec.summary,
         top=[
-            notices(f"{len(said)} warning{'' if one else 's'}", said),
+            notices(f"{len(weaknesses)} warning{'' if one else 's'}", weaknesses),
             facts(_facts(manifest)),
         ],
         footer=f"Written by quantkit {manifest.version}. Nothing on this page is loaded from "
@@ -169,7 +169,7 @@ def _sources(manifest: Manifest) -> list[str | Markup]:
         Column("Source"),
         Column("Tokens", numeric=True),
         Column("Share", numeric=True),
-        Column("Asked", numeric=True),
+        Column("Requested", numeric=True),
         Column("Rows read", numeric=True),
         Column("Rows used", numeric=True),
         Column("Licence"),
@@ -190,7 +190,7 @@ def _sources(manifest: Manifest) -> list[str | Markup]:
             ]
         )
     return [
-        bars("Where the tokens come from", items, axis, value="given", mark="asked"),
+        bars("Where the tokens come from", items, axis, value="in the set", mark="requested"),
         table("Sources", columns, rows, searchable=len(rows) > 8),
     ]
 
@@ -206,8 +206,8 @@ def _rows(manifest: Manifest) -> list[str | Markup]:
         cells = [_count(source.rows.get(reason, 0), read) for reason in reasons]
         rows.append([Cell(source.name), _count(read), *cells])
     parts: list[str | Markup] = [
-        "A row is in the set, whole or in part, or it is not, for one reason. The darker a field, "
-        "the larger its part of the source's rows.",
+        "Each row is used whole, used in part, or left out for one reason. Darker cells hold a "
+        "larger share of the source's rows.",
         table("Rows of every source", columns, rows, wide=len(columns) > 7),
     ]
     examples = [
@@ -260,7 +260,8 @@ def _samples(found: CalibrationSet) -> list[str | Markup]:
             f"topic {piece['cluster']}",
             f"sample {piece['sample']}",
         ]
-        title = f"{piece['source']}, {piece['place']}"
+        source, place = piece["source"], piece["place"]
+        title = place if place.startswith(source) else f"{source}, {place}"
         parts.append(extract(title, marks, f"Why: {piece['why']}", _cut(piece["text"])))
     return parts
 

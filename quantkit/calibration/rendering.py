@@ -234,11 +234,11 @@ class Renderer:
         """The opening turns shortened, if they would leave no room for an answer."""
         made = list(messages)
         for at in range(_first_user(messages) + 1):
-            said = content(made[at])
-            n_tokens = len(self._encode(said, special=False))
+            text = content(made[at])
+            n_tokens = len(self._encode(text, special=False))
             if n_tokens > self.length // 2:
                 parts = 4 if made[at]["role"] == "system" else 2
-                keep = len(said) * self.length // (parts * n_tokens)
+                keep = len(text) * self.length // (parts * n_tokens)
                 made[at] = _shorten(made[at], max(1, keep), rng)
         return made
 
@@ -252,7 +252,7 @@ def _with_parts(message: Message) -> Message:
     """A message in the form processors' templates take: images first, then the text."""
     kept = {key: value for key, value in message.items() if key != "images"}
     images = [{"type": "image"} for _ in message.get("images", ())]
-    text = [{"type": "text", "text": said}] if (said := content(message)) else []
+    text = [{"type": "text", "text": plain}] if (plain := content(message)) else []
     return {**kept, "content": [*images, *text]}
 
 
@@ -296,11 +296,11 @@ def _first_user(messages: Sequence[Message]) -> int:
 
 
 def _shorten(message: Message, limit: int, rng: random.Random) -> Message:
-    said = content(message)
-    if len(said) <= limit:
+    text = content(message)
+    if len(text) <= limit:
         return message
-    start = rng.randrange(len(said) - limit + 1)
-    return {**message, "content": said[start : start + limit]}
+    start = rng.randrange(len(text) - limit + 1)
+    return {**message, "content": text[start : start + limit]}
 
 
 def _excerpts(text: str, window: int, rng: random.Random) -> list[tuple[str, bool]]:

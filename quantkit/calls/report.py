@@ -99,7 +99,7 @@ class Describing:
         for folder in ours:
             Manifest.read(folder).require_whole(folder)
         evaluations = read_all(list(self.scores))
-        told = document.read(self.report) if self.report else None
+        report = document.read(self.report) if self.report else None
 
         def work(progress: "Progress") -> list[Card]:
             from quantkit.export import foreign_card
@@ -113,7 +113,7 @@ class Describing:
                     Manifest.read(path) if path in ours else foreign_card.Foreign.open(path, name)
                 )
                 folder = path if path in ours or path.is_dir() else path.parent
-                runs = card.scored(known, evaluations, told)
+                runs = card.scored(known, evaluations, report)
                 self._refuse_loss(out or folder, runs)
                 found.append((folder, known, runs, out))
             return [_written(*one) for one in found]

@@ -140,7 +140,7 @@ def command(
     json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure how fast checkpoints serve: latency, throughput, memory and cost.
+    """Measure latency, throughput, memory and cost of serving.
 
     Flags for --sweep: max_num_seqs, max_num_batched_tokens, kv_cache_dtype, prefix_caching,
     chunked_prefill (on, off), gpu_memory_utilization, tensor_parallel, speculative (none, ngram:K,

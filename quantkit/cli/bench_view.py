@@ -52,8 +52,10 @@ def _show_tables(bench: "Bench") -> None:
         chosen = [(choice.model, table.chosen(choice)) for choice in bench.choices]
         console.print_lines("Serve with", chosen)
     if bench.comparisons:
-        told = [(f"{one.model}, {one.load}", compare.words(one)) for one in bench.comparisons]
-        console.print_lines("Compared with the first, request by request", told)
+        comparisons = [
+            (f"{one.model}, {one.load}", compare.words(one)) for one in bench.comparisons
+        ]
+        console.print_lines("Compared with the first, request by request", comparisons)
     if bench.notes:
         console.print_lines("Notes", [("-", note) for note in bench.notes])
 
@@ -66,5 +68,5 @@ def _complain(bench: "Bench") -> None:
         if row.model not in measured:
             refused.setdefault(row.model, "no request was answered")
     if refused:
-        told = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-        raise EngineError(f"not measured: {told}")
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise EngineError(f"not measured: {reasons}")

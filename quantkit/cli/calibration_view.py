@@ -47,8 +47,8 @@ def _show_sources(manifest: "Manifest") -> None:
         share = source.n_tokens / manifest.n_tokens
         taken = source.rows.get("whole", 0) + source.rows.get("in part", 0)
         left = {k: n for k, n in source.rows.items() if k not in ("read", "whole", "in part")}
-        if told := ", ".join(f"{n:,} {reason}" for reason, n in left.items() if n):
-            others.append((source.name, told))
+        if reasons := ", ".join(f"{n:,} {reason}" for reason, n in left.items() if n):
+            others.append((source.name, reasons))
         rows.append(
             [
                 source.name,

@@ -140,15 +140,15 @@ def lines_text(heading: str, lines: Sequence[tuple[str, str]]) -> str:
     if columns is not None and columns - beside < max(NARROW, columns // 2):
         beside = 2  # names so long that sentences go below them
     room = None if columns is None else columns - beside
-    told = [heading if columns is None else typer.style(heading, bold=True)]
+    shown = [heading if columns is None else typer.style(heading, bold=True)]
     for name, sentence in lines:
         parts = wrapped(sentence, room, hang=0).split("\n")
         if len(name) < beside:
-            told.append(f"{name:<{beside}}{parts.pop(0)}".rstrip())
+            shown.append(f"{name:<{beside}}{parts.pop(0)}".rstrip())
         else:
-            told.append(name)
-        told += [f"{'':<{beside}}{part}" for part in parts]
-    return "\n".join(told)
+            shown.append(name)
+        shown += [f"{'':<{beside}}{part}" for part in parts]
+    return "\n".join(shown)
 
 
 def print_table(
@@ -196,8 +196,8 @@ def table_text(
     _shrink(table, least, screen)
     with screen.capture() as capture:
         screen.print(table, crop=False)
-    told = capture.get().replace(GLUE, " ")
-    return "\n".join(line.rstrip() for line in told.strip("\n").split("\n"))
+    text = capture.get().replace(GLUE, " ")
+    return "\n".join(line.rstrip() for line in text.strip("\n").split("\n"))
 
 
 def _least(longest: int, word: int, is_first: bool, is_text: bool) -> int:

@@ -24,7 +24,7 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run the whole pipeline on a small model that ships with quantkit.
+    """Run the whole pipeline on the bundled demo model.
 
     Needs no network and no GPU.
     """

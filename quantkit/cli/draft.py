@@ -57,7 +57,7 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Measure what a draft model gains for a target, without starting a server.
+    """Measure what a draft model gains, without a server.
 
     The target continues real prompts; how much of that the draft would have proposed gives the
     acceptance rate, the tokens per step for 1 to 8 drafted tokens, and the speed-up at small batch

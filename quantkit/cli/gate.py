@@ -36,7 +36,7 @@ def command(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Judge a report by a policy: exit 0 pass, 1 fail, 3 cannot tell."""
+    """Judge a report by a policy. Exit codes: 0 pass, 1 fail, 3 cannot tell."""
     from quantkit.calls.gate import Judging
     from quantkit.cli import gate_view, start
 

@@ -36,7 +36,7 @@ def command(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """List known GPUs, or show one: its formats and the sources of its figures."""
+    """List GPUs, or show one: its figures and the formats it runs."""
     from quantkit.cli import console
     from quantkit.hardware.gpus import find, load
 

@@ -50,15 +50,15 @@ class Stage:
     def middle(self, now: float) -> str:
         passed = now - self.began
         if self.is_wait or self.total <= 1:
-            told = duration(passed)
+            progress = duration(passed)
         else:
-            told = f"{self._count(self.done)} of {self._amount(self.total)}, {duration(passed)}"
+            progress = f"{self._count(self.done)} of {self._amount(self.total)}, {duration(passed)}"
             if 0 < self.done < self.total:
-                told += f", about {duration(passed * (self.total / self.done - 1))} left"
+                progress += f", about {duration(passed * (self.total / self.done - 1))} left"
         status = self.status
         if len(status) > LONGEST_STATUS:
             status = f"{status[: LONGEST_STATUS - 1]}…"
-        return f"{self.label}: {told}" + (f"; {status}" if status else "")
+        return f"{self.label}: {progress}" + (f"; {status}" if status else "")
 
     def closing(self, now: float) -> str:
         seconds = now - self.began

@@ -116,7 +116,7 @@ def _root(
             f"quantkit {name} works in one process, and torchrun started {place.size}; run it "
             "without torchrun"
         )
-        error.told = place.rank > 0
+        error.is_reported = place.rank > 0
         raise error
 
 
@@ -146,7 +146,7 @@ def _answered(given: list[str]) -> int:
     except Interrupted as error:
         return _interrupted(str(error))
     except QuantkitError as error:
-        return error.exit_code if error.told else _fail(str(error), error.exit_code)
+        return error.exit_code if error.is_reported else _fail(str(error), error.exit_code)
     except SystemExit as stop:
         # Typer and rich exit with 1 on a closed pipe, as with `head`: that would mean "no".
         if isinstance(stop.__context__, BrokenPipeError):

@@ -19,8 +19,8 @@ MOST = 12
 def end(found: "Sequence[Prediction]", as_json: bool) -> None:
     """Print the findings and, as the last line, a verdict; exit code 1 for a fault."""
     if as_json:
-        told = [one.to_json() for one in found]
-        console.print_json(told[0] if len(told) == 1 else told)
+        data = [one.to_json() for one in found]
+        console.print_json(data[0] if len(data) == 1 else data)
     else:
         for one in found:
             _show(one, len(found) > 1)

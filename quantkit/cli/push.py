@@ -29,7 +29,7 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Verify a checkpoint, then upload it with its card to the Hugging Face hub.
+    """Verify a checkpoint, then upload it to the Hugging Face hub.
 
     The repository is private unless --public is given; one that exists keeps its visibility. After
     an interruption the same command resumes. Log in first with `hf auth login`.

@@ -32,8 +32,8 @@ def _show_choice(choice: "Choice", checkpoints: "list[Checkpoint]", as_json: boo
     from quantkit.mixed.budget import one_percent_more
 
     if as_json:
-        told = {**mixed_view.as_json(choice), "checkpoints": _as_json(checkpoints)}
-        console.print_json(told)
+        data = {**mixed_view.as_json(choice), "checkpoints": _as_json(checkpoints)}
+        console.print_json(data)
         return
     if choice.recipe is None:
         for note in choice.notes:

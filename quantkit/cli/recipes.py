@@ -9,7 +9,7 @@ from quantkit.cli.options import AsJson
 from quantkit.errors import EXIT_OK, QuantkitError, RecipeError
 
 app = typer.Typer(
-    help="List, explain and check recipes; without a command, list them.",
+    help="List, explain and check recipes. Without a command, lists them.",
     invoke_without_command=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -18,7 +18,7 @@ app = typer.Typer(
 
 @app.callback()
 def list_by_default(context: typer.Context, json: AsJson = False) -> None:
-    """List, explain and check recipes; without a command, list them."""
+    """List, explain and check recipes. Without a command, lists them."""
     if not context.invoked_subcommand:
         list_recipes(json)
 

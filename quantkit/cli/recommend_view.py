@@ -30,10 +30,10 @@ def show(advised: "Advised", page: "Path | None", as_json: bool) -> None:
 
     answers, mixed = advised.answers, advised.mixed
     if as_json:
-        told = document.to_json(answers.found, answers.across, answers.notes)
-        told |= {} if answers.plan is None else {"serving": answers.plan.to_json()}
-        told |= {} if mixed is None else {"mixed": mixed.to_json()}
-        console.print_json(told | ({"make": list(answers.make)} if answers.make else {}))
+        data = document.to_json(answers.found, answers.across, answers.notes)
+        data |= {} if answers.plan is None else {"serving": answers.plan.to_json()}
+        data |= {} if mixed is None else {"mixed": mixed.to_json()}
+        console.print_json(data | ({"make": list(answers.make)} if answers.make else {}))
     elif len(advised.asked.models) > 1:
         show_models(answers)
     elif len(answers.found) == 1:
@@ -190,8 +190,10 @@ def show_models(answers: "Answers") -> None:
         typer.echo(LEGEND.format(where=_each([one.chosen for one in found if one.chosen])))
     across = answers.across
     if across is not None and across.best is not None:
-        told = [(name, f"{share:.3f}") for name, share in across.accuracy.items()]
-        console.print_lines(f"Accuracy on {', '.join(across.tasks)}, on the same questions", told)
+        accuracies = [(name, f"{share:.3f}") for name, share in across.accuracy.items()]
+        console.print_lines(
+            f"Accuracy on {', '.join(across.tasks)}, on the same questions", accuracies
+        )
         console.say(f"{across.best} answers most questions correctly.")
     elif across is not None:
         console.say(f"\nThese figures do not say which model is better: {across.why_not}.")
@@ -219,11 +221,17 @@ def show_many(found: "Sequence[Recommendation]", notes: "Sequence[str]" = ()) ->
     _side_by_side_tables(found)
     priced = [one for one in found if one.chosen is not None and one.chosen.cost is not None]
     if priced:
-        told = [(one.gpu.name, words.cost(one.chosen)) for one in priced if one.chosen]
-        console.print_lines("Cost", told)
+        costs = [(one.gpu.name, words.cost(one.chosen)) for one in priced if one.chosen]
+        console.print_lines("Cost", costs)
+    _show_unserved(found)
+    console.print_lines("Assumed", [("-", note) for note in (*found[0].notes, *notes)])
+
+
+def _show_unserved(found: "Sequence[Recommendation]") -> None:
+    from quantkit.cli import console
+
     if without := [one.gpu.name for one in found if one.chosen is None]:
         console.print_lines("No format fits on", [("-", ", ".join(without))])
-    console.print_lines("Assumed", [("-", note) for note in (*found[0].notes, *notes)])
 
 
 def show_choices(found: "Sequence[Recommendation]") -> None:
@@ -233,13 +241,16 @@ def show_choices(found: "Sequence[Recommendation]") -> None:
 
     question = found[0].question
     of_each = "" if question.count == 1 else f" on {question.count} of each GPU"
-    lines = []
-    for one in found:
-        told = "no format fits"
-        if one.chosen is not None:
-            told = f"{one.chosen.format.name}: {words.figure(one.chosen, question.objective)}"
-        lines.append((one.gpu.name, told))
+    lines = [
+        (
+            one.gpu.name,
+            f"{one.chosen.format.name}: {words.figure(one.chosen, question.objective)}",
+        )
+        for one in found
+        if one.chosen is not None
+    ]
     console.print_lines(f"{_label(found[0])}{of_each}", lines)
+    _show_unserved(found)
 
 
 def _side_by_side_tables(found: "Sequence[Recommendation]") -> None:

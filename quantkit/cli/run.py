@@ -48,7 +48,7 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Quantize, verify, score and report in one go.
+    """Quantise, verify, score and report in one go.
 
     Resumes what an earlier run in the same folder has finished.
     """

@@ -61,11 +61,11 @@ def show_plan(found: "Estimated", as_json: bool) -> None:
         for on_gpu in (True, False)
     }
     at_least = "at least" if any(c.seconds is None for c in left) else "about"
-    told = [f"{hours[True]:.3g} GPU hours on {found.costs.gpu}"] if hours[True] else []
-    told += [f"{hours[False]:.2g} hours of a CPU like this one"] if hours[False] else []
+    amounts = [f"{hours[True]:.3g} GPU hours on {found.costs.gpu}"] if hours[True] else []
+    amounts += [f"{hours[False]:.2g} hours of a CPU like this one"] if hours[False] else []
     size = gib(sum(c.size_bytes or 0 for c in left))
     done = f", {len(found.done):,} of them done" if found.done else ""
-    console.say(f"{len(steps):,} steps{done}; to do: {at_least} {' and '.join([*told, size])}")
+    console.say(f"{len(steps):,} steps{done}; to do: {at_least} {' and '.join([*amounts, size])}")
     if at_least == "at least":
         typer.echo("? is what cannot be known without data that is not here")
 
@@ -111,11 +111,11 @@ def show_status(found: "Status") -> None:
         lines = [(name, f"for {duration(since)}") for name, since in found.running.items()]
         console.print_lines("running:", lines)
     if found.given_up:
-        told = [
+        failures = [
             (name, f"{why}; {found.logs[name]}" if name in found.logs else why)
             for name, why in found.given_up.items()
         ]
-        console.print_lines("given up:", told)
+        console.print_lines("given up:", failures)
     if found.faults:
         console.print_lines("not what was written:", [("-", fault) for fault in found.faults])
     if found.driver:

@@ -88,8 +88,8 @@ def end_proofs(proofs: "Sequence[Proof]", as_json: bool) -> None:
 
 
 def _print_json(results: Sequence[Any]) -> None:
-    told = [result.to_json() for result in results]
-    console.print_json(told[0] if len(told) == 1 else told)
+    data = [result.to_json() for result in results]
+    console.print_json(data[0] if len(data) == 1 else data)
 
 
 def _show_checks(result: "Verification") -> None:

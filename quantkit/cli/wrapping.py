@@ -26,10 +26,10 @@ def columns_of(stream: IO[str]) -> int | None:
     try:
         if not stream.isatty():
             return None
-        said = os.environ.get("COLUMNS", "")
+        columns = os.environ.get("COLUMNS", "")
         return (
-            int(said)
-            if said.isdecimal() and int(said)
+            int(columns)
+            if columns.isdecimal() and int(columns)
             else os.get_terminal_size(stream.fileno()).columns
         )
     except (OSError, ValueError):  # closed, or not a local terminal

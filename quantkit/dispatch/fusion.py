@@ -23,13 +23,13 @@ def fused(judged: Judged) -> Iterator[Finding]:
             continue
         own = [_own_scheme(judged, shard) for shard in shards]
         if len({scheme.tag if scheme else None for scheme in own}) > 1:
-            told = ", ".join(
+            schemes = ", ".join(
                 f"{name} {scheme.tag if scheme else 'in 16 bits'}"
                 for name, scheme in zip(last, own, strict=True)
             )
             alike = len({_layout(judged.checkpoint.linears[shard]) for shard in shards}) == 1
             taken = judged.schemes[shards[0]]
-            words = f"{told}; vLLM builds {taken.tag if taken else '16 bits'} for all"
+            words = f"{schemes}; vLLM builds {taken.tag if taken else '16 bits'} for all"
             yield found("fused-scheme", whole, words, "garbage" if alike else "refuses")
 
 
@@ -76,8 +76,8 @@ def experts(judged: Judged) -> Iterator[Finding]:
                 scheme = _expert_scheme(judged, f"{block}.{index}.{name}")
                 tags.setdefault(scheme.tag if scheme else "16 bits", f"{block}.{index}.{name}")
         if len(tags) > 1:
-            told = "; ".join(f"{tag} ({name})" for tag, name in tags.items())
-            yield found("experts-scheme", block, f"declared differently: {told}", "refuses")
+            declared = "; ".join(f"{tag} ({name})" for tag, name in tags.items())
+            yield found("experts-scheme", block, f"declared differently: {declared}", "refuses")
 
 
 def _expert_scheme(judged: Judged, name: str) -> Scheme | None:

@@ -68,7 +68,7 @@ def model(judged: Judged) -> Iterator[Finding]:
     if isinstance(text.get("intermediate_size"), int):
         wanted["gate_proj"] = text["intermediate_size"]
     blocks: set[int] = set()
-    told: set[str] = set()
+    reported: set[str] = set()
     for name, layer in judged.checkpoint.linears.items():
         if VISION.search(name) or not (match := BLOCK.match(name)):
             continue
@@ -76,16 +76,16 @@ def model(judged: Judged) -> Iterator[Finding]:
         last = name.rpartition(".")[2]
         is_usual = name.endswith((".self_attn.q_proj", ".self_attn.k_proj", ".mlp.gate_proj"))
         size = wanted.get(last)
-        if not size or not is_usual or last in told or "q_lora_rank" in text:
+        if not size or not is_usual or last in reported or "q_lora_rank" in text:
             continue
         scheme = scheme_of(judged, name)
         rows, _ = layer.shape(scheme.bits if scheme else 8, judged.method == "awq")
         gated = last == "q_proj" and text.get("attn_output_gate", _is_gated(text))
         if rows and rows != size * (2 if gated else 1) and last != "gate_proj":
-            told.add(last)
+            reported.add(last)
             yield found("config-shape", name, f"{rows} rows, config.json makes it {size}")
         elif rows and last == "gate_proj" and rows != size:
-            told.add(last)
+            reported.add(last)
             yield found("config-shape", name, f"{rows} rows, intermediate_size is {size}")
     n_blocks = int(text.get("num_hidden_layers") or 0)
     mtp = int(text.get("num_nextn_predict_layers") or 0)

@@ -128,8 +128,10 @@ def _packing(judged: Judged, name: str, layer: Layer, scheme: Scheme) -> Iterato
     dense, padded = -(-columns * scheme.bits // 32), -(-columns // (32 // scheme.bits))
     words = layer.parts["weight_packed"].shape[-1]
     if words == padded != dense:
-        told = f"{words} words per row for {columns} columns of {scheme.bits} bits, dense: {dense}"
-        yield found("packing", f"{name}.weight_packed", told, "refuses")
+        detail = (
+            f"{words} words per row for {columns} columns of {scheme.bits} bits, dense: {dense}"
+        )
+        yield found("packing", f"{name}.weight_packed", detail, "refuses")
 
 
 def _misshapen(judged: Judged, layer: Layer, scheme: Scheme) -> tuple[str, str] | None:

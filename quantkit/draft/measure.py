@@ -89,10 +89,10 @@ class Draft:
     users: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        told = asdict(self)
+        data = asdict(self)
         for name, way in self.ways.items():
-            told["ways"][name]["best_speedup"] = way.best_speedup
-        return told
+            data["ways"][name]["best_speedup"] = way.best_speedup
+        return data
 
 
 def measure(

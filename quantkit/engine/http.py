@@ -70,7 +70,7 @@ class Connection:
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
             if self._expired:
                 raise TimeoutError("timed out") from error
-            raise Unreachable(_said(error)) from error
+            raise Unreachable(_reason(error)) from error
         finally:
             timer.cancel()
 
@@ -130,7 +130,7 @@ def ask(
         return connection.request(method, url, body, headers)
 
 
-def _said(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """The system's error text if it refused, else the library's."""
     cause: BaseException | None = error
     while cause is not None:

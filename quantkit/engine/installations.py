@@ -59,7 +59,7 @@ def llama_server() -> Found | None:
             timeout=VERSION_SECONDS,
             check=False,
         )
-        told = _BUILD.search(done.stdout + done.stderr)
+        build = _BUILD.search(done.stdout + done.stderr)
     except (OSError, subprocess.TimeoutExpired):
-        told = None
-    return Found(told[1] if told else "unknown build", program)
+        build = None
+    return Found(build[1] if build else "unknown build", program)

@@ -91,12 +91,12 @@ def _score(model: Any, job: dict[str, Any], answer: dict[str, Any]) -> None:
 
     wanted = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
     prompts = job["score"]
-    told = []
+    logprobs = []
     for prompt, one in zip(prompts, model.generate(_prompts(prompts), wanted)):  # noqa: B905
         # The first token has no context, so it has no log-probability.
         known = list(one.prompt_logprobs)[1:]
-        told.append([float(known[i][token].logprob) for i, token in enumerate(prompt[1:])])
-    answer["prompt_logprobs"] = told
+        logprobs.append([float(known[i][token].logprob) for i, token in enumerate(prompt[1:])])
+    answer["prompt_logprobs"] = logprobs
 
 
 def _prompts(tokens: list[list[int]]) -> list[dict[str, list[int]]]:

@@ -127,15 +127,15 @@ def tags(manifest: Manifest) -> list[str]:
 
 def metadata(manifest: Manifest, scored: Sequence[Scored] = ()) -> dict[str, Any]:
     """The card's keys, as in the hub's specification of model cards."""
-    said = described(manifest)
+    description = described(manifest)
     base = base_model(manifest)
     keys: dict[str, Any] = {
         "base_model": base,
         "base_model_relation": "quantized" if base else None,
-        "license": said.license,
-        "license_name": said.license_name,
+        "license": description.license,
+        "license_name": description.license_name,
         "license_link": license_link(manifest),
-        "language": said.languages or None,
+        "language": description.languages or None,
         # By default the hub assumes transformers for any folder with a config.json.
         "library_name": "gguf" if is_gguf(manifest) else "transformers",
         "pipeline_tag": "text-generation",

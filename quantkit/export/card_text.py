@@ -78,7 +78,7 @@ def _how(manifest: Manifest) -> str:
                 f"Rounding errors were weighted by how much inputs matter (`{imatrix.FILE}`)."
             )
     # The recipe is embedded in full, so that its digest matches and it can be run again.
-    told = recipe.model_dump(mode="json", exclude_none=True, exclude={"demo"})
+    resolved = recipe.model_dump(mode="json", exclude_none=True, exclude={"demo"})
     versions = manifest.versions
     rows = [
         ["recipe", f"{plain(recipe.name)}, digest `{manifest.recipe_digest[:16]}`"],
@@ -97,7 +97,7 @@ def _how(manifest: Manifest) -> str:
     if formats := format_map.rows(manifest):
         mixed = [[plain(cell) for cell in row] for row in formats]
         parts.append(table(["layers", "blocks", "format"], mixed))
-    return "\n\n".join([*parts, fenced("yaml", _yaml(told))])
+    return "\n\n".join([*parts, fenced("yaml", _yaml(resolved))])
 
 
 def _conversion(manifest: Manifest) -> str:
@@ -262,8 +262,10 @@ def _limits(manifest: Manifest, scored: Sequence[Scored]) -> str:
 
 
 def _licence(manifest: Manifest) -> str:
-    said = facts.described(manifest)
-    stated = [said.license] if isinstance(said.license, str) else said.license or []
+    description = facts.described(manifest)
+    stated = (
+        [description.license] if isinstance(description.license, str) else description.license or []
+    )
     files = sorted(name for name in manifest.files if name.upper().startswith("LICENSE"))
     beside = f" Its text is next to this card: {plain(', '.join(files))}." if files else ""
     if not stated:
@@ -271,7 +273,7 @@ def _licence(manifest: Manifest) -> str:
             "Unknown: the source does not state one where quantkit reads it, so none is stated "
             f"here. The source's terms hold; check them before you redistribute this.{beside}"
         )
-    name = f" ({plain(said.license_name)})" if said.license_name else ""
+    name = f" ({plain(description.license_name)})" if description.license_name else ""
     return (
         f"As the source states: {plain(', '.join(stated))}{name}. Quantising does not change its "
         f"terms.{beside}"

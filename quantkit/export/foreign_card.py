@@ -65,9 +65,15 @@ class Foreign:
             )
         made = ForeignCheckpoint.of(model)
         n_weights = sum(tensor.n_elements for tensor in made.tensors.values())
-        said = describe_folder(path, read_config(path))
+        description = describe_folder(path, read_config(path))
         return cls(
-            path, name or made.label, made.digest, made.declared, made.size_bytes, n_weights, said
+            path,
+            name or made.label,
+            made.digest,
+            made.declared,
+            made.size_bytes,
+            n_weights,
+            description,
         )
 
     @classmethod

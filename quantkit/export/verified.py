@@ -110,12 +110,12 @@ class Verified(Record):
             return f"{verb} in {engine}: {'; '.join(self.faults)}"
         if self.level == "config":
             return f"{engine} accepts its config"
-        told = f"{engine} loads it and generates"
+        loads = f"{engine} loads it and generates"
         if self.read is None:
-            return told
+            return loads
         kind = f"to {self.dtype} " if self.dtype else ""  # servers do not report it
         return (
-            f"{told}; log-probabilities of {self.n_scored} prompts differ from the dequantised "
+            f"{loads}; log-probabilities of {self.n_scored} prompts differ from the dequantised "
             f"reference by {self.read.mean:.4f} on average, where rounding {kind}alone "
             f"makes {self.read.noise_mean:.4f}{self._attributed}"
         )

@@ -368,9 +368,9 @@ DIALECTS = {
 def _maker(found: Mapping[str, Any]) -> str | None:
     """The quantiser and its version, if the config has them."""
     meta = found.get("meta")
-    told = meta.get("quantizer") if isinstance(meta, dict) else None
-    if told:
-        name = str(told[0] if isinstance(told, list) else told)
+    quantizer = meta.get("quantizer") if isinstance(meta, dict) else None
+    if quantizer:
+        name = str(quantizer[0] if isinstance(quantizer, list) else quantizer)
         return _known(name.partition(":")[0], name.partition(":")[2])
     producer = found.get("producer")
     if isinstance(producer, dict) and producer.get("name"):

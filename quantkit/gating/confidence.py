@@ -65,8 +65,8 @@ def _without(check: Check, bound: Bound, short: str, reason: str) -> Check:
     """A figure over the limit fails without an interval, unless there is too little evidence."""
     beyond = _is_beyond(check, bound)
     if beyond and not short:
-        told = words.sentence(replace(check, confidence=None, answer=Answer.FAIL))
-        return replace(check, answer=Answer.FAIL, reason=f"{told}; {reason}")
+        sentence = words.sentence(replace(check, confidence=None, answer=Answer.FAIL))
+        return replace(check, answer=Answer.FAIL, reason=f"{sentence}; {reason}")
     return replace(check, answer=Answer.CANNOT_TELL, reason=reason)
 
 

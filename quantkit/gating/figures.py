@@ -81,9 +81,11 @@ def find(document: Document, asked: str) -> list[Figure]:
     entries, found = (document.baseline, *document.candidates), []
     keys = _meaning(document, asked, _keys(document))
     for key in keys:
-        told = next(entry.scores[key].higher_is_better for entry in entries if key in entry.scores)
+        is_higher_better = next(
+            entry.scores[key].higher_is_better for entry in entries if key in entry.scores
+        )
         name = asked if len(keys) == 1 else key
-        found.append(Figure(name, key, told or metrics.of(key).more_is_better))
+        found.append(Figure(name, key, is_higher_better or metrics.of(key).more_is_better))
     return found
 
 

@@ -60,11 +60,11 @@ def summarize(text: str, environment: Mapping[str, str]) -> None:
 
 
 def _of_kind(kind: str, checks: tuple[Check, ...]) -> Iterator[str]:
-    told = "" if all(check.answer is Answer.FAIL for check in checks) else "cannot tell: "
+    prefix = "" if all(check.answer is Answer.FAIL for check in checks) else "cannot tell: "
     found = reasons(checks)
     shown = found if len(found) <= MOST else found[: MOST - 1]
     for names, reason in shown:
-        yield annotation(kind, f"quantkit gate: {names}", f"{told}{names}: {reason}")
+        yield annotation(kind, f"quantkit gate: {names}", f"{prefix}{names}: {reason}")
     if len(shown) < len(found):
         rest = len(found) - len(shown)
         yield annotation(kind, "quantkit gate", f"and {rest} more: see the summary of this job")

@@ -62,12 +62,12 @@ def judge(document: Document, policy: Policy, earlier: Document | None = None) -
 def _with_causes(checks: Sequence[Check], document: Document) -> Iterator[Check]:
     """Add the likely cause to each candidate's first loss of quality."""
     entries = {entry.name: entry for entry in document.candidates}
-    told: set[str] = set()
+    explained: set[str] = set()
     for check in checks:
         quality = "/" in check.metric or check.metric == OUTLIER
         lost = check.answer is Answer.FAIL and quality and check.amount is not None
-        if lost and check.candidate not in told:
-            told.add(check.candidate)
+        if lost and check.candidate not in explained:
+            explained.add(check.candidate)
             if found := causes.cause(entries[check.candidate]):
                 yield replace(check, reason=f"{check.reason}; {found}")
                 continue
@@ -216,14 +216,14 @@ def _notes(
     document: Document, policy: Policy, earlier: Document | None, rules: dict[str, list[Rule]]
 ) -> Iterator[str]:
     """What was left out, so that nobody assumes it was judged."""
-    told = {}
+    notes = {}
     for rule in (rule for part in rules.values() for rule in part):
         if not any(covers(rule, entry, document) for entry in document.candidates):
             continue
         for asked in rule.limits:
             if not find(document, asked):
-                told[asked] = f"{plain(asked)} was not judged: the report has no such score"
-    yield from told.values()
+                notes[asked] = f"{plain(asked)} was not judged: the report has no such score"
+    yield from notes.values()
     yield from _unjudged_scores(document, rules)
     if earlier is None:
         if policy.against:

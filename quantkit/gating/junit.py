@@ -46,11 +46,11 @@ def _case(suite: ElementTree.Element, check: Check, cannot_tell: str) -> None:
         Answer.FAIL: "failure",
         Answer.CANNOT_TELL: {"fail": "failure", "warn": "skipped", "ask": "error"}[cannot_tell],
     }[check.answer]
-    told = f"{plain(check.candidate)}: {check.reason}"
+    reason = f"{plain(check.candidate)}: {check.reason}"
     if kind is None:
-        ElementTree.SubElement(case, "system-out").text = told
+        ElementTree.SubElement(case, "system-out").text = reason
         return
-    message = told if check.answer is Answer.FAIL else f"cannot tell: {told}"
+    message = reason if check.answer is Answer.FAIL else f"cannot tell: {reason}"
     ElementTree.SubElement(case, kind, message=message).text = message
 
 

@@ -39,8 +39,8 @@ def render(verdict: Verdict) -> str:
 
 def render_error(message: str) -> str:
     """The message that the gate could not judge, and why."""
-    told = "\n".join(f"- {safe(line.strip())}" for line in message.splitlines() if line.strip())
-    return _cut(f"## quantkit gate: could not judge\n\n{told}\n")
+    lines = "\n".join(f"- {safe(line.strip())}" for line in message.splitlines() if line.strip())
+    return _cut(f"## quantkit gate: could not judge\n\n{lines}\n")
 
 
 def safe(text: str) -> str:

@@ -188,5 +188,5 @@ def _validated(data: Any, where: str) -> Policy:
         return Policy.model_validate(data)
     except ValidationError as error:
         # To a rule, metrics are keys that may hold anything.
-        told = "\n".join(f"  {plain(line)}" for line in problems(error, Policy, ("limits",)))
-        raise PolicyError(f"{where} is not a valid policy:\n{told}") from error
+        lines = "\n".join(f"  {plain(line)}" for line in problems(error, Policy, ("limits",)))
+        raise PolicyError(f"{where} is not a valid policy:\n{lines}") from error

@@ -68,8 +68,10 @@ def require_fitting(document: Document, rules: Mapping[str, Sequence[Rule]]) -> 
                 for problem in _misfits(document, asked, limit):
                     problems.setdefault(problem, []).append(where)
     if problems:
-        told = [f"{', '.join(dict.fromkeys(at))}: {problem}" for problem, at in problems.items()]
-        lines = "\n  ".join(told)
+        sentences = [
+            f"{', '.join(dict.fromkeys(at))}: {problem}" for problem, at in problems.items()
+        ]
+        lines = "\n  ".join(sentences)
         raise PolicyError(f"the policy does not fit the report:\n  {lines}")
 
 

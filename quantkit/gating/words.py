@@ -16,7 +16,7 @@ def amount(check: Check) -> str:
     """What was found, with enough digits to distinguish it from its limit."""
     if check.amount is None:
         return "" if check.kind == "digest" else "missing"
-    return _told(check, check.amount)
+    return _quantity(check, check.amount)
 
 
 def metric(check: Check) -> str:
@@ -29,9 +29,9 @@ def limit(check: Check) -> str:
     if check.bound is None:
         return "as scored"
     if check.kind == "max_drop":
-        return f"at most {_told(check, check.bound, shortest=True, unsigned=True)} lower"
+        return f"at most {_quantity(check, check.bound, shortest=True, unsigned=True)} lower"
     side = "at least" if check.kind == "min" else "at most"
-    return f"{side} {_told(check, check.bound, shortest=True)}"
+    return f"{side} {_quantity(check, check.bound, shortest=True)}"
 
 
 def interval(check: Check) -> str:
@@ -50,7 +50,7 @@ def sentence(check: Check, needed_of: str = "", n: int | None = None) -> str:
         found = f"{name} is {amount(check)}"
     else:
         way = "fell" if _falls(check) else "grew"
-        size = _told(check, abs(check.amount or 0.0), unsigned=True)
+        size = _quantity(check, abs(check.amount or 0.0), unsigned=True)
         ends = f" ({_figure(check, check.before)} to {_figure(check, check.after)})"
         found = f"{name} {way} by {size} against {AGAINST[check.against]}{ends}"
         if not check.amount:
@@ -109,14 +109,16 @@ def _falls(check: Check) -> bool:
 
 
 def _allowed(check: Check) -> str:
-    told = _told(check, check.bound or 0.0, shortest=True, unsigned=True)
-    verb = "are" if told.endswith("points") else "is"
+    bound = _quantity(check, check.bound or 0.0, shortest=True, unsigned=True)
+    verb = "are" if bound.endswith("points") else "is"
     return (
-        f"the limit is at least {told}" if check.kind == "min" else f"at most {told} {verb} allowed"
+        f"the limit is at least {bound}"
+        if check.kind == "min"
+        else f"at most {bound} {verb} allowed"
     )
 
 
-def _told(check: Check, value: float, shortest: bool = False, unsigned: bool = False) -> str:
+def _quantity(check: Check, value: float, shortest: bool = False, unsigned: bool = False) -> str:
     """A number in its limit's unit; drops as negative changes, in sentences without a sign."""
     shown = (value if unsigned else _sign(check) * value) + 0.0  # no negative zero
     digits = f"{shown:.15g}" if shortest else _apart(check, shown, unsigned)

@@ -114,5 +114,5 @@ def _fallbacks(choices: Mapping[str, Choice]) -> list[str]:
     )
     if not counted:
         return []
-    told = [f"{n} in {kind} for {wanted}" for (wanted, kind), n in counted.most_common()]
-    return [f"rows not divisible into blocks: {' and '.join(told)}"]
+    counts = [f"{n} in {kind} for {wanted}" for (wanted, kind), n in counted.most_common()]
+    return [f"rows not divisible into blocks: {' and '.join(counts)}"]

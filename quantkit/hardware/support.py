@@ -289,22 +289,22 @@ def runs(gpu: GPU, format: str, engine: str = "vllm") -> Support:
         return Support(
             "no", "its compute capability is not known, so neither is what vLLM does on it"
         )
-    told = Support("no", _absent(platform, gpu))
+    found = Support("no", _absent(platform, gpu))
     for rule in VLLM[format].get(platform, ()):
         if _holds(rule, gpu):
-            told = Support(rule.how, rule.reason)
+            found = Support(rule.how, rule.reason)
             break
     if gpu.vendor == "nvidia" and gpu.capability is not None and format in kernels.USUAL:
-        return _by_kernels(format, gpu.capability, told)
-    return told
+        return _by_kernels(format, gpu.capability, found)
+    return found
 
 
-def _by_kernels(format: str, capability: float, told: Support) -> Support:
+def _by_kernels(format: str, capability: float, by_table: Support) -> Support:
     """The result of vLLM's own kernel choice; the wording is the table's where they agree."""
     chosen = kernels.usual(format, capability)
     how: How = "no" if chosen is None else "emulated" if chosen[1] else "native"
-    if how == told.how:
-        return told
+    if how == by_table.how:
+        return by_table
     if chosen is None:
         return Support("no", f"vLLM has no kernel for it on compute capability {capability}")
     return Support(how, ": ".join(filter(None, chosen)))

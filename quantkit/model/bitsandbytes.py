@@ -67,15 +67,15 @@ def read_state(tensor: StoredTensor) -> State:
     if tensor.size_bytes > MAX_STATE_BYTES:
         raise SourceError(f"{where} is too large for what it should hold; download it again")
     try:
-        told = json.loads(bytes(tensor.read().tolist()))
-        rows, columns = (int(n) for n in told["shape"])
-        nested = told.get("nested_blocksize")
+        state = json.loads(bytes(tensor.read().tolist()))
+        rows, columns = (int(n) for n in state["shape"])
+        nested = state.get("nested_blocksize")
         return State(
-            str(told["quant_type"]),
+            str(state["quant_type"]),
             (rows, columns),
-            int(told["blocksize"]),
+            int(state["blocksize"]),
             None if nested is None else int(nested),
-            float(told.get("nested_offset") or 0.0),
+            float(state.get("nested_offset") or 0.0),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise SourceError(f"{where} is not what bitsandbytes writes: {error}") from error

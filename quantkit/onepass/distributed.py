@@ -43,7 +43,7 @@ def joined(place: launch.Place, device: str) -> Iterator["DistributedRanks"]:
     try:
         where = own_device(place, device)
     except QuantkitError as error:
-        error.told = place.local_rank > 0  # once per machine is enough
+        error.is_reported = place.local_rank > 0  # once per machine is enough
         raise
     store, _, _ = next(rendezvous("env://", place.rank, place.size))
     line = Lifeline.open(place.rank, place.size, store, launch.address())
@@ -57,12 +57,12 @@ def joined(place: launch.Place, device: str) -> Iterator["DistributedRanks"]:
         ranks.give_up()
         if sentence is None:
             raise
-        raise line.told(RankLost(sentence)) from error
+        raise line.mark_reported(RankLost(sentence)) from error
     except QuantkitError as error:
         if line.lost is None:
             line.fail(str(error))
         ranks.give_up()
-        raise line.told(error) from error.__cause__
+        raise line.mark_reported(error) from error.__cause__
     except Exception as error:
         line.fail(_words(error))
         ranks.give_up()

@@ -75,7 +75,7 @@ class Lifeline:
                     server.settimeout(max(0.01, deadline - time.monotonic()))
                     connection, _ = server.accept()
                     connection.settimeout(10)
-                    said, _, rank = _line(connection).partition(" ")
+                    greeting, _, rank = _line(connection).partition(" ")
                 except TimeoutError:
                     if time.monotonic() < deadline:
                         continue
@@ -85,7 +85,7 @@ class Lifeline:
                     ) from None
                 except OSError:  # an unrelated client that disconnected
                     continue
-                if said != word:
+                if greeting != word:
                     connection.close()
                     continue
                 connection.settimeout(None)
@@ -105,10 +105,10 @@ class Lifeline:
     def _listen(self, other: int, connection: socket.socket) -> None:
         while True:
             try:
-                said = _line(connection)
+                message = _line(connection)
             except OSError:
-                said = ""
-            kind, _, words = said.partition(" ")
+                message = ""
+            kind, _, words = message.partition(" ")
             if kind == "done":
                 with self._lock:
                     self._done.add(other)
@@ -140,9 +140,9 @@ class Lifeline:
         """Tell all ranks why this one ends."""
         self._heard = self._say(f"failed rank {self.rank}: {sentence}")
 
-    def told(self, error: QuantkitError) -> QuantkitError:
+    def mark_reported(self, error: QuantkitError) -> QuantkitError:
         """The same error, marked if the first rank prints it: once is enough."""
-        error.told = self.rank > 0 and not self.first_is_gone and self._heard
+        error.is_reported = self.rank > 0 and not self.first_is_gone and self._heard
         return error
 
     def _say(self, line: str) -> bool:

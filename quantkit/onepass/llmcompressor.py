@@ -283,14 +283,14 @@ def _recorders(model: Any, made: Made, progress: Progress) -> dict[str, Any]:
 @contextmanager
 def _listening(progress: Progress) -> Iterator[None]:
     """Turn its log lines into our notes and details; by default it writes to stdout."""
-    told = set()
+    noted = set()
 
     def tell(message: Any) -> None:
         text, level = message.record["message"], message.record["level"].name
         if level not in ("WARNING", "ERROR", "CRITICAL") or text.startswith(EXPECTED):
             progress.detail(f"llm-compressor: {text}")
-        elif text not in told:
-            told.add(text)
+        elif text not in noted:
+            noted.add(text)
             progress.note(f"llm-compressor: {text}")
 
     with (

@@ -96,16 +96,16 @@ def _grid(across: Scale, bottom: float) -> list[Markup]:
 
 def _bar(across: Scale, item: Bar, y: float, mark: str) -> Markup:
     axis, zero, end = across.axis, across(0), across(item.value)
-    told = f"{item.name}: {axis.show(item.value)}"
+    tooltip = f"{item.name}: {axis.show(item.value)}"
     long = max(abs(end - zero), 1)
     drawn = [
         svg.element("rect", x=min(zero, end), y=y, width=long, height=BAR, class_="bar"),
     ]
     if item.mark is not None and axis.takes(item.mark):
-        told += f"; {mark}: {axis.show(item.mark)}"
+        tooltip += f"; {mark}: {axis.show(item.mark)}"
         x = across(item.mark)
         drawn.append(svg.line(x, y - 4, x, y + BAR + 4, "bar-mark"))
-    return svg.with_tooltip(told, *drawn)
+    return svg.with_tooltip(tooltip, *drawn)
 
 
 def _summary(items: Sequence[Bar], axis: Axis) -> str:

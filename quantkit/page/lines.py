@@ -50,8 +50,8 @@ def _draw(width: int, title: str, series: Sequence[Series], x: Axis, y: Axis) ->
         if places:
             drawn.append(svg.element("path", d=svg.path(places), class_=class_))
         for (a, b), place in zip(points, places, strict=True):
-            told = f"{one.name}: {x.label} {x.show(a)}, {y.label} {y.show(b)}"
-            drawn.append(svg.with_tooltip(told, svg.marker(number, *place, 3.5)))
+            tooltip = f"{one.name}: {x.label} {x.show(a)}, {y.label} {y.show(b)}"
+            drawn.append(svg.with_tooltip(tooltip, svg.marker(number, *place, 3.5)))
     names = ", ".join(one.name for one in series)
     summary = f"{y.label} against {x.label}: {names}."
     return svg.drawing(plane.width, plane.height, title, summary, *drawn)

@@ -71,17 +71,17 @@ def _draw(
 
 def _point(plane: Plane, point: Point, series: int) -> Markup:
     x_axis, y_axis = plane.x.axis, plane.y.axis
-    told = f"{point.name}: {x_axis.label} {x_axis.show(point.x)}, "
-    told += f"{y_axis.label} {y_axis.show(point.y)}"
+    tooltip = f"{point.name}: {x_axis.label} {x_axis.show(point.x)}, "
+    tooltip += f"{y_axis.label} {y_axis.show(point.y)}"
     x, y = plane.x(point.x), plane.y(point.y)
     drawn = []
     if point.interval is not None and all(map(y_axis.takes, point.interval)):
         low, high = (plane.y(end) for end in point.interval)
-        told += f" ({' to '.join(map(y_axis.show, point.interval))})"
+        tooltip += f" ({' to '.join(map(y_axis.show, point.interval))})"
         class_ = f"error series-{series % len(svg.SHAPES) + 1}"
         drawn.append(svg.line(x, low, x, high, class_))
         drawn += [svg.line(x - 4, end, x + 4, end, class_) for end in (low, high)]
-    return svg.with_tooltip(told, *drawn, svg.marker(series, x, y))
+    return svg.with_tooltip(tooltip, *drawn, svg.marker(series, x, y))
 
 
 def _names(plane: Plane, points: Sequence[Point]) -> list[Markup]:

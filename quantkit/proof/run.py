@@ -79,11 +79,11 @@ class Proof:
         return self.checks.ok and self.verified is not None and self.verified.ok
 
     def to_json(self) -> dict[str, Any]:
-        told = None if self.verified is None else self.verified.to_json()
+        engine = None if self.verified is None else self.verified.to_json()
         return {
             **self.checks.to_json(),
             "ok": self.ok,
-            "engine": told,
+            "engine": engine,
             "problem": self.problem,
         }
 

@@ -68,7 +68,7 @@ class Server(Endpoint):
         try:
             choices = sorted(answer["choices"], key=lambda choice: choice["index"])
             named = [[str(token) for token in c["logprobs"]["tokens"]] for c in choices]
-            told = [[float(v) for v in c["logprobs"]["token_logprobs"]] for c in choices]
+            logprobs = [[float(v) for v in c["logprobs"]["token_logprobs"]] for c in choices]
             texts = [str(choice["text"]) for choice in choices]
             tokens = [[int(token.removeprefix(ID)) for token in row] for row in named]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -76,4 +76,4 @@ class Server(Endpoint):
                 f"{self.url} does not return the ids and log-probabilities of what it generates; "
                 "use a server that does, such as vLLM"
             ) from error
-        return tokens, told, texts
+        return tokens, logprobs, texts

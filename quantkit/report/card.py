@@ -40,15 +40,15 @@ def scored(
 ) -> list[Scored]:
     """Scores from files and from a report; refuses when something was given and nothing fits."""
     found = of_evaluations(manifest, evaluations)
-    told = of_document(manifest, document) if document else None
-    if document and told is None:
+    from_report = of_document(manifest, document) if document else None
+    if document and from_report is None:
         raise ScoreError(_refusal(manifest, [*document.candidates, document.baseline]))
     if evaluations and not found:
         raise ScoreError(_refusal(manifest, [evaluation.card for evaluation in evaluations]))
-    if told is not None:
+    if from_report is not None:
         # A report compares with all its candidates: it takes precedence over the same run's own
         # file.
-        found = [run for run in found if not _same_run(run, told)] + [told]
+        found = [run for run in found if not _same_run(run, from_report)] + [from_report]
     return found
 
 

@@ -19,7 +19,7 @@ def change(report: Document, entry: Entry, name: str) -> Cell:
     found = entry.comparison(name)
     if metrics.of(name).paired == metrics.LOSSES and before.value:
         shift = found.ratio - 1 if found and found.ratio else after.value / before.value - 1
-        told = f"{shift:+.2%}"
+        amount = f"{shift:+.2%}"
         between = ""
         if found and found.low is not None and found.high is not None:
             between = verdict.percent_interval(found.low, found.high)
@@ -27,12 +27,12 @@ def change(report: Document, entry: Entry, name: str) -> Cell:
     else:
         shift = found.difference if found and found.difference is not None else 0.0
         shift = shift if found else after.value - before.value
-        told, between = metrics.points(shift), ""
+        amount, between = metrics.points(shift), ""
         if found and found.low is not None and found.high is not None:
             between = verdict.points_interval(found.low, found.high)
         worse = shift < 0
     real = found is not None and found.adjusted_p < ALPHA and not found.source_at_chance
-    text = Markup("{}<small>{}</small>").format(told, between) if between else told
+    text = Markup("{}<small>{}</small>").format(amount, between) if between else amount
     return Cell(text, shift, tone(worse, real))
 
 

@@ -37,8 +37,8 @@ class Report:
         """The same from scores with their answers, which are then paired."""
         evaluations = _once(evaluations)
         report = cls.compare([e.card for e in evaluations])
-        told = _taken_for(report.baseline, report.candidates) + _rounded_twice(report.candidates)
-        report = replace(report, notes=(*notes, *told))
+        remarks = _taken_for(report.baseline, report.candidates) + _rounded_twice(report.candidates)
+        report = replace(report, notes=(*notes, *remarks))
         outcomes = {e.card.name: e.outcomes for e in evaluations if e.outcomes}
         source = outcomes.pop(report.baseline.name, None)
         if not source or not outcomes:

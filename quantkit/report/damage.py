@@ -22,9 +22,9 @@ FEWEST = 3
 SIGMAS = 1.96
 HEADINGS = ("model", "breaks first", "then", "tokens until they differ", "same answers")
 CAPTION = (
-    "Of all compared scores those that lose most for certain, as a share of what the source has: "
-    "the lower end of the 95% interval decides. How long a candidate keeps to the source's own "
-    "answers, and how many it gives word for word, is with twice the standard error."
+    "The scores that certainly lose most, as a share of the source's value: the lower end of the "
+    "95% interval decides. The last two columns compare generated answers with the source's own, "
+    "with twice the standard error."
 )
 
 
@@ -35,12 +35,12 @@ class Loss:
     score: str
     least: float
     """Relative to the source, at least."""
-    told: str
+    change: str
     """The change with its interval."""
 
     @property
     def words(self) -> str:
-        return f"{self.score} {self.told}"
+        return f"{self.score} {self.change}"
 
 
 def losses(report: Document, entry: Entry) -> list[Loss]:
@@ -111,8 +111,8 @@ def rows(report: Document) -> list[list[str]]:
 
 def parts(report: Document) -> list[str | Markup]:
     """The same for a page."""
-    told = rows(report)
-    if not told:
+    by_entry = rows(report)
+    if not by_entry:
         return []
     columns = [
         Column("Model"),
@@ -122,7 +122,7 @@ def parts(report: Document) -> list[str | Markup]:
         Column("Same answers", numeric=True),
     ]
     shown: list[list[Cell | str | Markup]] = []
-    for entry, row in zip(report.candidates, told, strict=True):
+    for entry, row in zip(report.candidates, by_entry, strict=True):
         worst = losses(report, entry)
         first = Cell(row[1], worst[0].least, "bad") if worst else Cell(row[1], 0.0, "quiet")
         beside = [

@@ -82,7 +82,7 @@ def recommend(
     """The smallest candidate that is shown to lose little on every task."""
     if not candidates:
         return Decision(None, "nothing was compared")
-    known = {*baseline.scores, *(f.score for told in findings.values() for f in told)}
+    known = {*baseline.scores, *(f.score for of_entry in findings.values() for f in of_entry)}
     known |= {key for card in candidates for key in card.scores}
     tasks = dict(judged(baseline.settings.tasks, baseline.groups, known))
     keys = list(dict.fromkeys(key for found in tasks.values() for key in found))
@@ -119,11 +119,11 @@ def recommend(
         )
     best = min(still_open, key=lambda c: (_n_open(verdicts[c.name]), loss(c, metric)))
     missing = [j for j in verdicts[best.name] if j.answer is Answer.OPEN]
-    told = "; ".join(f"{j.score} {j.reason}" for j in missing[:MOST_NAMED])
+    reasons = "; ".join(f"{j.score} {j.reason}" for j in missing[:MOST_NAMED])
     more = f"; and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
     reason = (
         f"no candidate is shown to stay within {limits}; {best.name} comes closest: "
-        f"{told}{more}{besides}"
+        f"{reasons}{more}{besides}"
     )
     return Decision(None, reason, not_judged)
 
@@ -197,11 +197,11 @@ def _unpaired(key: str, baseline: Scorecard, card: Scorecard) -> Judgement:
         n = bounds.documents_of(card.scores, key)
         ends = bounds.of_separate_perplexities(before, after, n, CONFIDENCE)
         worst, best = (ends[1] - 1, ends[0] - 1) if ends else (0.0, 0.0)
-        limit, told = MOST_GROWTH, f"may have grown by up to {worst:.1%}"
+        limit, verdict = MOST_GROWTH, f"may have grown by up to {worst:.1%}"
     else:
         ends = bounds.of_separate_accuracies(before, after, CONFIDENCE)
         worst, best = (-ends[0], -ends[1]) if ends else (0.0, 0.0)
-        limit, told = MOST_DROP, f"may have fallen by up to {most_points(-worst)} points"
+        limit, verdict = MOST_DROP, f"may have fallen by up to {most_points(-worst)} points"
     if ends is None:
         reason = (
             "has neither paired answers nor a standard error: keep the answers next to the scores"
@@ -211,7 +211,7 @@ def _unpaired(key: str, baseline: Scorecard, card: Scorecard) -> Judgement:
     if found is not Answer.OPEN:
         return Judgement(key, found)
     paired = "the paired answers of both models would narrow it: keep them next to the scores"
-    return Judgement(key, found, short or f"{told} by the scores alone; {paired}")
+    return Judgement(key, found, short or f"{verdict} by the scores alone; {paired}")
 
 
 def _answer(least: float, most: float, limit: float) -> Answer:

@@ -52,11 +52,11 @@ def _lead(report: Document) -> str:
 def _reason(report: Document) -> str:
     if report.recommended is None:
         return ""
-    told = report.recommended.reason
+    reason = report.recommended.reason
     if report.recommended.name is None:
-        return f"{told[:1].upper()}{told[1:]}."
+        return f"{reason[:1].upper()}{reason[1:]}."
     return (
-        f"{report.recommended.name} is {told}. Candidates that no other beats in both size and "
+        f"{report.recommended.name} is {reason}. Candidates that no other beats in both size and "
         "quality are called the best of their size."
     )
 
@@ -76,16 +76,16 @@ def _facts(report: Document) -> list[Fact]:
 
 
 def _warnings(report: Document) -> list[str]:
-    said = list(report.notes)
+    warnings = list(report.notes)
     if any(c.source_at_chance and c.score == report.accuracy for c in _comparisons(report)):
-        said.append(f"{report.accuracy}: {GUESSED}")
+        warnings.append(f"{report.accuracy}: {GUESSED[:1].lower()}{GUESSED[1:]}")
     without = [entry.name for entry in report.candidates if not entry.comparisons]
     if without:
-        said.append(
+        warnings.append(
             f"{_listed(without)}: the single answers are missing, so it is unknown whether its "
             "differences are real; keep the Parquet files next to the scores."
         )
-    return said
+    return warnings
 
 
 def _comparisons(report: Document) -> list[Comparison]:
@@ -207,8 +207,10 @@ def _verdicts(report: Document) -> list[str | Markup]:
         for entry in report.candidates:
             if (found := entry.comparison(score)) is not None:
                 real = found.adjusted_p < ALPHA
-                told = Cell(found.verdict) if real else Cell(found.verdict, tone="quiet")
-                rows.append([entry.name, told, Cell(f"{found.adjusted_p:.4f}", found.adjusted_p)])
+                verdict = Cell(found.verdict) if real else Cell(found.verdict, tone="quiet")
+                rows.append(
+                    [entry.name, verdict, Cell(f"{found.adjusted_p:.4f}", found.adjusted_p)]
+                )
         parts.append(table(score, columns, rows, searchable=len(rows) > 2 * SEARCHABLE))
     if not parts:
         return []
@@ -232,7 +234,7 @@ def _divergence_names(report: Document) -> dict[str, tuple[str, str]]:
 
 def _how(report: Document) -> list[str | Markup]:
     settings = report.baseline.settings
-    told = {
+    method = {
         "Tasks": ", ".join(f"{name} (version {v})" for name, v in settings.tasks.items()),
         "Documents": f"the first {settings.limit} of each" if settings.limit else "all",
         "Few-shot examples": "as the task says"
@@ -260,6 +262,6 @@ def _how(report: Document) -> list[str | Markup]:
         Column("Digest"),
     ]
     return [
-        details(told),
+        details(method),
         table("What was scored", columns, rows, searchable=len(rows) > SEARCHABLE),
     ]

@@ -26,7 +26,7 @@ def read(paths: Sequence[Path]) -> list[Evaluation]:
     scores = [file for path in paths if path not in folders for file in _without_speeds(path)]
     if not scores:
         raise ScoreError("there are no score files among these; run quantkit score -o DIR first")
-    return [_told(evaluation, manifests, proofs) for evaluation in read_all(scores)]
+    return [_with_manifest(evaluation, manifests, proofs) for evaluation in read_all(scores)]
 
 
 def speeds(paths: Sequence[Path]) -> list[Bench]:
@@ -46,7 +46,7 @@ def _proof(folder: Path) -> Verified | None:
     return verified.current(folder, Manifest.read(folder))
 
 
-def _told(
+def _with_manifest(
     evaluation: Evaluation, manifests: dict[str, Manifest], proofs: dict[str, Verified]
 ) -> Evaluation:
     card = evaluation.card

@@ -54,11 +54,11 @@ def _verdicts(report: Report) -> list[str]:
     """Comparisons of requested scores in words, then those of groups in a table."""
     lines: list[str] = []
     for score, sentences in table.verdicts(report).items():
-        told = [f"- {_safe(name)}: {words}" for name, words in sentences]
+        bullets = [f"- {_safe(name)}: {words}" for name, words in sentences]
         lines += [f"## {_safe(score)} against the source", ""]
         if report.is_guessed(score):
             lines += [table.GUESSED, ""]
-        lines += [*told, ""]
+        lines += [*bullets, ""]
     if groups := table.groups(report):
         headings, rows = groups
         lines += ["## By group, in points against the source", ""]

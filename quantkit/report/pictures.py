@@ -114,7 +114,7 @@ def divergence(report: Document) -> list[str | Markup]:
         lines(
             "Divergence of the worst tokens",
             series,
-            Axis("share of tokens that are further away", log=True, percent=True),
+            Axis("share of tokens with a larger divergence", log=True, percent=True),
             Axis("KL, nats", log=True),
             note="To the left are the worst tokens.",
         ),
@@ -144,13 +144,15 @@ def layer_maps(report: Document) -> list[str | Markup]:
         "for recipes without data the error of the weight itself.",
         table(
             f"The worst {EACH} layers of each",
-            [Column("Layer"), Column("Model"), Column("Error", numeric=True), Column("Of the")],
+            [Column("Layer"), Column("Model"), Column("Error", numeric=True), Column("Error in")],
             [[w.layer, w.candidate, Cell(f"{w.error:.2e}", w.error), w.what] for w in worst],
         ),
     ]
     # Weight errors alone look the same everywhere.
-    told = [entry for entry in known if entry.made and layers.grid(entry.made.layers).is_output]
-    for entry in _pictured(report, MAPS, told or known):
+    with_outputs = [
+        entry for entry in known if entry.made and layers.grid(entry.made.layers).is_output
+    ]
+    for entry in _pictured(report, MAPS, with_outputs or known):
         if entry.made is None:
             continue
         found = layers.grid(entry.made.layers)
@@ -172,19 +174,19 @@ def cost(report: Document) -> list[str | Markup]:
         for entry in report.candidates
         if entry.made
     ]
-    told = [(name, seconds, peak) for name, seconds, peak in made if seconds and peak]
-    if not told:
+    costs = [(name, seconds, peak) for name, seconds, peak in made if seconds and peak]
+    if not costs:
         return []
     return [
         bars(
             "Time to quantise",
-            [Bar(name, seconds) for name, seconds, _ in told[: 3 * SHOWN]],
+            [Bar(name, seconds) for name, seconds, _ in costs[: 3 * SHOWN]],
             Axis("seconds", digits=1),
             note="Recipes made in one run share its time.",
         ),
         bars(
             "Peak memory",
-            [Bar(name, peak / (1 << 30)) for name, _, peak in told[: 3 * SHOWN]],
+            [Bar(name, peak / (1 << 30)) for name, _, peak in costs[: 3 * SHOWN]],
             Axis("GiB", digits=2),
             note="On the GPU, or on the host where there was none.",
         ),

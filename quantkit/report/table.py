@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from quantkit.scoring.scorecard import Scorecard
 
 TITLES = ("model", "size", "of source", "bits/weight")
-GUESSED = "The source itself does no better than guessing here: changes say little about quality."
+GUESSED = "The source itself does no better than guessing, so changes say little about quality."
 NARROW_TITLES = ("model", "size", "of\nsource", "bits/\nweight")
 
 
@@ -70,8 +70,8 @@ def _mark(report: Report, card: Scorecard) -> str:
 def advice(report: Report) -> list[str]:
     """Which one to take, and what the star means."""
     found = report.recommendation
-    said = "No recommendation" if found.name is None else f"Recommended: {found.name}"
-    lines = [f"{said}: {found.reason}."]
+    heading = "No recommendation" if found.name is None else f"Recommended: {found.name}"
+    lines = [f"{heading}: {found.reason}."]
     if len(report.candidates) > 1:
         lines.append("* No other is both smaller and better.")
     return lines

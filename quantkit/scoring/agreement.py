@@ -35,9 +35,9 @@ FEW = 16
 """Texts up to which each one's own difference is kept."""
 
 
-def compare(told: list[list[float]], reference: Reference) -> Agreement:
+def compare(logprobs: list[list[float]], reference: Reference) -> Agreement:
     """Compare an engine's log-probabilities with the reference's."""
-    apart = (torch.tensor(told, dtype=torch.float64) - reference.exact).abs()
+    apart = (torch.tensor(logprobs, dtype=torch.float64) - reference.exact).abs()
     rounding = (reference.rounded.double() - reference.exact).abs()
     off, noise = apart.flatten(), rounding.flatten()
     return Agreement(
@@ -89,12 +89,12 @@ def shape_faults(
 
 def prompt_faults(logprobs: list[list[float]], asked: Prompts) -> list[str]:
     """Whether every prompt has log-probabilities for all tokens but the first."""
-    wanted, told = [len(ids) - 1 for ids in asked.score], [len(row) for row in logprobs]
-    if told == wanted:
+    wanted, received = [len(ids) - 1 for ids in asked.score], [len(row) for row in logprobs]
+    if received == wanted:
         return []
     return [
         f"it was asked about {sum(wanted):,} tokens of {len(wanted)} prompts and returned "
-        f"{sum(told):,} tokens of {len(told)}"
+        f"{sum(received):,} tokens of {len(received)}"
     ]
 
 

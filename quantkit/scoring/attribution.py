@@ -42,10 +42,10 @@ FLOOR = 1e-4
 
 
 def attribute(
-    told: list[list[float]], checkpoint: Reference, source: Reference, n_prompts: int
+    logprobs: list[list[float]], checkpoint: Reference, source: Reference, n_prompts: int
 ) -> Attribution:
     """Whether an engine's answers are the checkpoint's or the source's, and how certain that is."""
-    answers = torch.tensor(told, dtype=torch.float64)
+    answers = torch.tensor(logprobs, dtype=torch.float64)
     c, s = checkpoint.exact.double(), source.exact.double()
     noise_c, noise_s = checkpoint.rounded.double() - c, source.rounded.double() - s
     b_c, b_s = (float(noise.abs().mean()) + FLOOR for noise in (noise_c, noise_s))

@@ -131,14 +131,14 @@ def of_file(path: Path, max_new: int = DEFAULT_TOKENS, judge: str | None = None)
     for record in files.read(path):
         row = known(record)
         messages = list(row.messages or ())
-        said: str | None = None
+        reference: str | None = None
         while messages and messages[-1]["role"] == "assistant":
-            said = content(messages.pop())
+            reference = content(messages.pop())
         if not messages and not row.text.strip():
             continue
         rows.append(messages or row.text)
         tools.append(list(row.tools))
-        judges.append(judging.of_row(record.place, record.value, row.tools, said, judge))
+        judges.append(judging.of_row(record.place, record.value, row.tools, reference, judge))
     if not rows:
         raise DataError(f"{path} has no prompts: give lines of text, or JSON with messages")
     return Prompts(

@@ -104,28 +104,28 @@ class LlamaCpp:
 
     def _ask(self, before: list[int], token: int) -> tuple[float, float]:
         """Log-probabilities of a token and of the likeliest one."""
-        told = self._complete(before, [token, CERTAIN], 1)
-        if told is not None and told["id"] == token:
-            return told["logprob"], told["top_logprobs"][0]["logprob"]
+        entry = self._complete(before, [token, CERTAIN], 1)
+        if entry is not None and entry["id"] == token:
+            return entry["logprob"], entry["top_logprobs"][0]["logprob"]
         # An incomplete character is missing from the answer: then ask for all tokens, after a
         # letter.
-        told = self._complete(before, ["a", CERTAIN], 1 << 20)
-        every = {} if told is None else {e["id"]: e["logprob"] for e in told["top_logprobs"]}
+        entry = self._complete(before, ["a", CERTAIN], 1 << 20)
+        every = {} if entry is None else {e["id"]: e["logprob"] for e in entry["top_logprobs"]}
         if token not in every:
             raise ScoreError(f"llama.cpp returns no probability for token {token} of {self.model}")
         return every[token], max(every.values())
 
-    def _complete(self, before: list[int], bias: list[Any], n_told: int) -> dict[str, Any] | None:
+    def _complete(self, before: list[int], bias: list[Any], n_probs: int) -> dict[str, Any] | None:
         answer = self._answer(
             {
                 "prompt": before,
                 "n_predict": 1,
-                "n_probs": n_told,
+                "n_probs": n_probs,
                 "temperature": 0,
                 "cache_prompt": True,
                 "logit_bias": [bias],
             }
         )
-        told = answer["logprobs"]
-        first: dict[str, Any] | None = told["content"][0] if told else None
+        logprobs = answer["logprobs"]
+        first: dict[str, Any] | None = logprobs["content"][0] if logprobs else None
         return first

@@ -83,7 +83,7 @@ def _changes(evaluations: Sequence[Evaluation]) -> list[AccuracyChange]:
     Both multiple choice and generated answers; a metric that reads the same answers again is left
     out.
     """
-    told = {
+    known = {
         f"all/{name}" for name in metrics.paired_by(metrics.ANSWERS) if not metrics.of(name).rereads
     }
     source, *candidates = evaluations
@@ -96,7 +96,7 @@ def _changes(evaluations: Sequence[Evaluation]) -> list[AccuracyChange]:
         finding.change
         for one in compared.values()
         for finding in one
-        if finding.score in told and isinstance(finding.change, AccuracyChange)
+        if finding.score in known and isinstance(finding.change, AccuracyChange)
     ]
     if not found:
         raise ScoreError(

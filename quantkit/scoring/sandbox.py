@@ -87,16 +87,18 @@ def run(program: str, seconds: float = SECONDS) -> Verdict:
             os.close(writing)
         with os.fdopen(reading, "rb") as report:
             why = _watched(process, json.dumps(job).encode(), Path(folder), seconds)
-            said = report.read(1000).decode(errors="replace")
-    if said == f"passed {token}" and not why:
+            outcome = report.read(1000).decode(errors="replace")
+    if outcome == f"passed {token}" and not why:
         return Verdict(True)
-    if said.startswith("walls "):
-        reason = said.removeprefix("walls ")
+    if outcome.startswith("walls "):
+        reason = outcome.removeprefix("walls ")
         raise ScoreError(
             f"code that a model wrote cannot be run on this machine: {reason}; leave out such "
             "tasks, or score on Linux 5.13 or newer"
         )
-    return Verdict(False, why or said.removeprefix("failed ") or "it ended itself, or was killed")
+    return Verdict(
+        False, why or outcome.removeprefix("failed ") or "it ended itself, or was killed"
+    )
 
 
 def _watched(process: Any, job: bytes, folder: Path, seconds: float) -> str:

@@ -58,17 +58,17 @@ class Settings(Record):
     def differences(self, other: "Settings") -> list[str]:
         """What makes two scores incomparable, such as `limit: 100 and None`."""
         ours, theirs = self.model_dump(), other.model_dump()
-        told = [
+        lines = [
             f"{key}: {_listed(ours[key])} and {_listed(theirs[key])}"
             for key in ours
             if ours[key] != theirs[key]
         ]
         if ours["data"] != theirs["data"]:
-            told = [line for line in told if not line.startswith("data: ")]
+            lines = [line for line in lines if not line.startswith("data: ")]
             if self.data is not None and other.data is not None:
                 names = [t for t in self.data if self.data[t] != other.data.get(t)]
-                told.append(f"the documents of {', '.join(names[:3]) or 'some task'}")
-        return told
+                lines.append(f"the documents of {', '.join(names[:3]) or 'some task'}")
+        return lines
 
     def same_as(
         self, tasks: Sequence[str], limit: int | None, max_length: int | None, device: str

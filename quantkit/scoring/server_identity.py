@@ -87,9 +87,9 @@ class _Holding:
         self._trust = trust_remote_code
         config = read_config(target.folder)
         self._dtype = getattr(torch, str(config.get("dtype") or "bfloat16"))
-        told = server.max_model_len or (max_length + 2 if max_length else None)
+        limit = server.max_model_len or (max_length + 2 if max_length else None)
         context = context_of(config)
-        self._context = min(context, told) if told else context
+        self._context = min(context, limit) if limit else context
         with only_errors("transformers"):  # long documents are truncated, which it cannot know
             self._tokenizer = load_tokenizer(target.folder, trust_remote_code)
 
@@ -102,16 +102,16 @@ class _Holding:
             read[number] = echo.own
 
         self._server.echo_all(asked, [len(ids) for ids in asked], keep)
-        told = [read[number] for number in range(len(asked))]
+        logprobs = [read[number] for number in range(len(asked))]
         expected = self._reference(self._target, asked)
-        agreed = agreement.compare(told, expected)
+        agreed = agreement.compare(logprobs, expected)
         if not isinstance(self._target, Checkpoint):
             return agreed, None
         source = source_of(self._target.manifest, self._trust)
         if source is None:
             return agreed, None
         original = self._reference(source, asked)
-        return agreed, attribution.attribute(told, expected, original, n_prompts)
+        return agreed, attribution.attribute(logprobs, expected, original, n_prompts)
 
     def _reference(self, model: ModelSource | Checkpoint, asked: list[list[int]]) -> Reference:
         try:

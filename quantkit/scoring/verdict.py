@@ -38,16 +38,16 @@ def verdict(change: AccuracyChange | PerplexityChange, adjusted_p: float | None 
     chance = f"({'' if adjusted_p is None else 'adjusted '}{_chance(p)})"
     if isinstance(change, AccuracyChange):
         low, high, shift = (100 * value for value in (change.low, change.high, change.difference))
-        told = None if change.discordant else "right and wrong on the same questions"
-        return _sentence(POINTS, change.n_questions, shift, (low, high), p < ALPHA, chance, told)
+        amount = None if change.discordant else "right and wrong on the same questions"
+        return _sentence(POINTS, change.n_questions, shift, (low, high), p < ALPHA, chance, amount)
     if change.low == change.high == 1:
         return f"the same on all {change.n_documents:,} documents: no loss"
     if change.ratio > BROKEN:
         return f"more than {BROKEN} times as high: a broken model"
     shift = 100 * (change.ratio - 1)
     if change.low is None or change.high is None or change.high > BROKEN:
-        told = _told(PERCENT, shift, PERCENT.decimals)
-        return f"{told}: too few documents ({change.n_documents}) to tell"
+        amount = _amount(PERCENT, shift, PERCENT.decimals)
+        return f"{amount}: too few documents ({change.n_documents}) to tell"
     low, high = 100 * (change.low - 1), 100 * (change.high - 1)
     return _sentence(PERCENT, change.n_documents, shift, (low, high), p < ALPHA, chance)
 
@@ -80,7 +80,7 @@ def _sentence(
     ends: tuple[float, float],
     is_real: bool,
     chance: str,
-    told: str | None = None,
+    amount: str | None = None,
 ) -> str:
     low, high = ends
     decimals = _decimals(scale, low, high)
@@ -101,10 +101,10 @@ def _sentence(
         tail = f"too few {scale.noun} ({n:,}) to tell; {limit}"
     else:
         tail = f"no evidence of a loss with {n:,} {scale.noun}; {limit}"
-    return f"{told or _told(scale, shift, decimals)}, 95% interval {interval}: {tail}"
+    return f"{amount or _amount(scale, shift, decimals)}, 95% interval {interval}: {tail}"
 
 
-def _told(scale: _Scale, shift: float, decimals: int) -> str:
+def _amount(scale: _Scale, shift: float, decimals: int) -> str:
     shift = metrics.free_of_noise(shift)
     if not round(shift, decimals):
         return "no difference"

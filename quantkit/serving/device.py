@@ -34,8 +34,8 @@ def cpu(
     """
     size = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     usual = gpus.find(ASSUMED)
-    said = f"the bandwidth of {usual.name.removeprefix('CPU ')} is assumed (--bandwidth)"
-    derived = {} if bandwidth_gb_s else {"bandwidth_gb_s": said}
+    note = f"the bandwidth of {usual.name.removeprefix('CPU ')} is assumed (--bandwidth)"
+    derived = {} if bandwidth_gb_s else {"bandwidth_gb_s": note}
     return GPU(
         "this machine's CPU" if memory_bytes is None else "a CPU", "cpu", size / 1e9,
         bandwidth_gb_s or usual.bandwidth_gb_s, memory_bytes=size, fp16_tflops=tflops,

@@ -115,7 +115,7 @@ def running(
 
 def _wait(child: Child, url: str, timeout: float, progress: Progress) -> float:
     """Seconds until it is healthy; raises when it dies or takes longer."""
-    start, told = time.monotonic(), 0
+    start, reported = time.monotonic(), 0
     while True:
         child.check()
         if _is_healthy(url):
@@ -125,8 +125,8 @@ def _wait(child: Child, url: str, timeout: float, progress: Progress) -> float:
         if passed > timeout:
             child.end()
             raise child.failure(f"{child.name} was not ready within {timeout:.0f} s")
-        progress.advance(int(passed) - told)
-        told = int(passed)
+        progress.advance(int(passed) - reported)
+        reported = int(passed)
         progress.status((child.words(1) or [""])[-1].strip())
         time.sleep(0.25)
 

@@ -26,9 +26,9 @@ def dump(documents: Sequence[Any]) -> str:
 def head(plan: Plan, *lines: str) -> str:
     """A comment on what a file is, and why the engine has its flags."""
     first = f"{plan.target.name} in {label(plan.engine)} for {plan.where}; written by quantkit."
-    told = [flag for flag in plan.flags if flag.name not in ("--host", "--port")]
-    wide = max(len(flag.name) for flag in told)
-    flags = [f"  {flag.name:{wide}}  {flag.why}" for flag in told]
+    explained = [flag for flag in plan.flags if flag.name not in ("--host", "--port")]
+    wide = max(len(flag.name) for flag in explained)
+    flags = [f"  {flag.name:{wide}}  {flag.why}" for flag in explained]
     notes = [f"  mind: {note}" for note in plan.notes]
     comments = [first, *lines, "", "Why the engine has these flags:", *flags, *notes]
     return "".join(f"# {line}".rstrip() + "\n" for line in comments)

@@ -177,8 +177,8 @@ def _write_plan(place: Place, prepared: Prepared) -> None:
         }
         for step in prepared.graph.steps.values()
     ]
-    told = {"version": 1, "spec": prepared.sweep.spec.model_dump(mode="json"), "steps": steps}
-    place.write(SWEEP, json.dumps(told, indent=1, ensure_ascii=False).encode())
+    plan = {"version": 1, "spec": prepared.sweep.spec.model_dump(mode="json"), "steps": steps}
+    place.write(SWEEP, json.dumps(plan, indent=1, ensure_ascii=False).encode())
 
 
 @contextmanager

@@ -48,17 +48,17 @@ def _lead(found: Overview) -> str:
 
 
 def _warnings(found: Overview) -> list[str]:
-    said = []
+    warnings = []
     if found.given_up:
         n = len(found.given_up)
-        said.append(f"{n} step{'s' * (n > 1)} of this sweep failed; see the end.")
-    said += [f"{m.label}: {note}" for m in found.models for note in m.document.notes]
-    said += [
+        warnings.append(f"{n} step{'s' * (n > 1)} of this sweep failed; see the end.")
+    warnings += [f"{m.label}: {note}" for m in found.models for note in m.document.notes]
+    warnings += [
         f"{m.label}: the gate says {m.gate['outcome']}."
         for m in found.models
         if m.gate is not None and m.gate["outcome"] != "pass"
     ]
-    return said
+    return warnings
 
 
 def _facts(found: Overview) -> list[Fact]:
@@ -110,9 +110,9 @@ def _everything(found: Overview) -> list[str | Markup]:
             )
     if not rows:
         return []
-    told = "Candidates of all models, each against its own source"
+    caption = "Candidates of all models, each against its own source"
     parts: list[str | Markup] = [
-        table(told, columns, rows, searchable=len(rows) > SEARCHABLE, wide=True)
+        table(caption, columns, rows, searchable=len(rows) > SEARCHABLE, wide=True)
     ]
     dots = [
         Point(e.name, e.bits_per_weight, shift, group=m.label if several else "")

@@ -32,12 +32,12 @@ def quantize(
     with Child(words, name="torchrun") as child:
         while (code := child.code) is None:
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        told = [line for line in child.output().splitlines() if line.strip()]
-    for line in told:
+        output = [line for line in child.output().splitlines() if line.strip()]
+    for line in output:
         progress.detail(line)
     if code:
         # Find our message among the many lines of a launcher that ends.
-        ours = [line for line in told if line.startswith("quantkit: ")] or told[-1:]
+        ours = [line for line in output if line.startswith("quantkit: ")] or output[-1:]
         why = ours[0].removeprefix("quantkit: ") if ours else f"exit code {code}"
         raise MethodError(f"the pass on {n_ranks} ranks failed: {why}")
 

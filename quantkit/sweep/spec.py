@@ -230,8 +230,8 @@ def validated(data: dict[str, Any], where: str | Path) -> SweepSpec:
         return SweepSpec.model_validate(data)
     except ValidationError as error:
         words = {"model_type": "a name, or lines such as `key: value`"}
-        told = "\n".join(f"  {line}" for line in problems(error, SweepSpec, words=words))
-        raise SweepError(f"{where} is not a valid sweep:\n{told}") from error
+        lines = "\n".join(f"  {line}" for line in problems(error, SweepSpec, words=words))
+        raise SweepError(f"{where} is not a valid sweep:\n{lines}") from error
 
 
 def _long(value: Any, key: str) -> Any:

@@ -112,8 +112,8 @@ def verify(steps: Sequence[Step], bench: Bench) -> list[Product]:
         raise CheckpointError("\n  ".join([f"{folder} failed verification:", *found.faults]))
     out = bench.room / "verify"
     out.mkdir()
-    told = {key: value for key, value in found.to_json().items() if key != "path"}
-    write_json(out / "verify.json", told)
+    result = {key: value for key, value in found.to_json().items() if key != "path"}
+    write_json(out / "verify.json", result)
     identity = _hash({"checkpoint": Checkpoint.open(folder).digest, "passed": found.passed})
     return [Product(out, identity, {"checks": len(found.passed)})]
 

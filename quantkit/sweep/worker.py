@@ -137,8 +137,8 @@ def execute(
             outcome = Outcome(error=str(error), final=isinstance(error, PolicyError))
         except Exception as error:  # of any kind: a step's fault must not end the sweep
             log.line(traceback.format_exc())
-            told = next(iter(str(error).splitlines()), "")
-            outcome = Outcome(error=f"{type(error).__name__}: {told}".rstrip(": "))
+            message = next(iter(str(error).splitlines()), "")
+            outcome = Outcome(error=f"{type(error).__name__}: {message}".rstrip(": "))
     for name in names if job.place.local is None else names[1:]:
         job.place.write(name, "".join(log.lines).encode())
     return outcome

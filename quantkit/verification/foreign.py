@@ -182,9 +182,9 @@ def _tensor_faults(files: _Files) -> Iterator[str]:
                     f"{module}.{name} is {list(found.shape)}, {part.label} makes it "
                     f"{list(shapes[0])}"
                 )
-        name, told = _declared_shape(files, module)
-        if told is not None and told != known.linears[module]:
-            yield f"{name} says {list(told)}, not {list(known.linears[module])}"
+        name, declared = _declared_shape(files, module)
+        if declared is not None and declared != known.linears[module]:
+            yield f"{name} says {list(declared)}, not {list(known.linears[module])}"
 
 
 def _declared_shape(files: _Files, module: str) -> tuple[str, tuple[int, ...] | None]:
@@ -269,9 +269,9 @@ def _blocks(section: Mapping[str, Any]) -> tuple[int, int]:
     """Rows and columns of an FP8 block."""
     groups = section.get("config_groups")
     named = [group.get("weights") or {} for group in groups.values()] if groups else []
-    told = section.get("weight_block_size")
-    told = told or next((w["block_structure"] for w in named if w.get("block_structure")), None)
-    high, wide = told or (128, 128)
+    block = section.get("weight_block_size")
+    block = block or next((w["block_structure"] for w in named if w.get("block_structure")), None)
+    high, wide = block or (128, 128)
     return int(high), int(wide)
 
 
@@ -284,8 +284,8 @@ def _fused_faults(files: _Files) -> Iterator[str]:
             continue
         kinds = {name: _kind(files, name) for name in group}
         if len(set(kinds.values())) > 1:
-            told = ", ".join(f"{name.rpartition('.')[2]} {kind}" for name, kind in kinds.items())
-            yield f"{module} and the layers that vLLM fuses with it have different schemes: {told}"
+            listed = ", ".join(f"{name.rpartition('.')[2]} {kind}" for name, kind in kinds.items())
+            yield f"{module} and layers that vLLM fuses with it have different schemes: {listed}"
 
 
 def _kind(files: _Files, module: str) -> str:

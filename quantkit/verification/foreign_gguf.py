@@ -58,8 +58,8 @@ def verify(
             progress.advance(entry.n_bytes)
         progress.finish()
         result.record("weights (finite)", faults)
-    told = [f"{one.layer}: {one.words}" for one in found if one.rule.id != "gguf-header"]
-    result.record("llama.cpp", told)
+    problems = [f"{one.layer}: {one.words}" for one in found if one.rule.id != "gguf-header"]
+    result.record("llama.cpp", problems)
     if source is None:
         result.left_out.append("comparison with the source: give it with --source")
     elif read_weights and not result.faults:

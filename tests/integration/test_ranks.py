@@ -165,7 +165,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_one_goes_on(two, model, text, tm
     assert codes[victim] == -9
     assert (rank, codes[1 - victim]) == (1 - victim, 3)
     assert f"RankLost: rank {victim} ended early" in said
-    assert "told: False" in said  # nobody else is left to say it
+    assert "reported: False" in said  # nobody else is left to say it
     # A killed writer cannot remove its lock, which nobody holds any more.
     kept = sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".lock")
     assert kept == [f".{name}.partial" for name in sorted(names)]
@@ -180,9 +180,9 @@ def test_a_failure_is_said_once_and_everywhere_known():
     results, *processes = helper.start(3, helper.faulty)
     found = dict(results.get(timeout=120) for _ in processes)
     assert helper.end(processes, 20) == [3, 3, 3]
-    assert found[0] == "RankLost: rank 1: this tensor is no good (told: False)"
-    assert found[1] == "MethodError: this tensor is no good (told: True)"
-    assert found[2] == "RankLost: rank 1: this tensor is no good (told: True)"
+    assert found[0] == "RankLost: rank 1: this tensor is no good (reported: False)"
+    assert found[1] == "MethodError: this tensor is no good (reported: True)"
+    assert found[2] == "RankLost: rank 1: this tensor is no good (reported: True)"
 
 
 def test_others_are_told_before_the_first_rank_acts_on_the_news(monkeypatch):
@@ -257,7 +257,7 @@ def test_a_device_that_cannot_be_shared_is_told_once_a_machine(rank):
     place = launch.Place(rank, 2, rank, 2)
     with pytest.raises(HardwareError, match="is one GPU, and 2 ranks need one each") as caught:
         joined(place, "cuda:0").__enter__()
-    assert caught.value.told == (rank == 1)
+    assert caught.value.is_reported == (rank == 1)
 
 
 def test_torchrun_says_a_fault_of_the_input_once(model, tmp_path):

@@ -55,20 +55,20 @@ def test_a_death_is_known_to_all(lines, victim):
         with pytest.raises(RankLost, match="run the same command again"):
             lines[rank].check()
         # The first says it for all.
-        assert lines[rank].told(RankLost(said)).told == (rank != 0)
+        assert lines[rank].mark_reported(RankLost(said)).is_reported == (rank != 0)
 
 
 def test_when_the_first_dies_everybody_says_so(lines):
     die(lines[0])
     for line in lines[1:]:
         assert line.news(5).startswith("rank 0 ended early")
-        assert not line.told(RankLost("x")).told
+        assert not line.mark_reported(RankLost("x")).is_reported
 
 
 def test_a_failure_is_told_in_its_own_words(lines):
     lines[2].fail("this tensor\nis no good")
     assert [line.news(5) for line in lines[:2]] == ["rank 2: this tensor is no good"] * 2
-    assert lines[2].told(MethodError("x")).told
+    assert lines[2].mark_reported(MethodError("x")).is_reported
 
 
 def test_one_that_is_done_may_leave(lines):

@@ -190,14 +190,14 @@ def prefix_of(row: Row) -> str | None:
     """
     if row.kind == "text":
         return None
-    turns, said = [], ""
+    turns, words = [], ""
     for message in row.messages:
         role, text = str(message.get("role", "")), " ".join(content(message).lower().split())
         # The same question about another image is a different one.
         turns.append(f"{role}: {text}{''.join(message.get('images', ()))}")
         if role == "user":
-            said += f" {text}"
-            if has_words(said, PREFIX_WORDS):
+            words += f" {text}"
+            if has_words(words, PREFIX_WORDS):
                 return "\n".join(turns)
     return None
 

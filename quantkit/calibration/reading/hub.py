@@ -122,16 +122,16 @@ def _unreachable(what: str) -> str:
 
 def _no_such_part(what: str, config: str | None, split: str, error: ValueError) -> str:
     """`datasets` lists the known names at the end of its message."""
-    said = str(error)
-    if "split" in said.lower():
+    message = str(error)
+    if "split" in message.lower():
         missing = f"{what} has no split {split}"
-    elif config is not None and f"'{config}'" in said:
+    elif config is not None and f"'{config}'" in message:
         missing = f"{what} has no config {config}"
-    elif "config name is missing" in said.lower():
+    elif "config name is missing" in message.lower():
         missing = f"{what} has several configs and none was asked for"
     else:
         return f"{what} cannot be read: {_first_line(error)}"
-    _, opened, rest = said.partition("[")
+    _, opened, rest = message.partition("[")
     names = [name.strip(" '\"") for name in rest.partition("]")[0].split(",") if opened]
     more = f" and {len(names) - TOLD} more" if len(names) > TOLD else ""
     return f"{missing}; it has {', '.join(names[:TOLD])}{more}" if any(names) else missing

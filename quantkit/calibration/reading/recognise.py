@@ -51,7 +51,7 @@ NEEDS_ANSWER = ("inputs", "input")
 """Names that mean a question only if there is an answer."""
 COLUMNS = frozenset(
     {*CHATS, *TEXTS, *server_logs.REQUESTS, *server_logs.BESIDE, "tools", "system"}
-    | {name for ask, more, said in INSTRUCTIONS for name in (ask, *more, *said)}
+    | {name for ask, more, answers in INSTRUCTIONS for name in (ask, *more, *answers)}
 )
 
 
@@ -190,12 +190,15 @@ def _chat(row: Mapping[str, Any]) -> Found | None:
     if isinstance(prompt, str) and prompt.strip():
         before = [{"role": "user", "content": prompt}]
     for key in ANSWERS:
-        if are_messages(said := row.get(key)):
+        if are_messages(completion := row.get(key)):
             # Preferences hold the whole chat, or only the answer to the prompt.
-            answers_only = said[0].get("role", said[0].get("from")) in ("assistant", "gpt")
-            return _finished([*before, *said] if answers_only else said, row)
+            answers_only = completion[0].get("role", completion[0].get("from")) in (
+                "assistant",
+                "gpt",
+            )
+            return _finished([*before, *completion] if answers_only else completion, row)
     if are_messages(prompt):
-        return _finished(prompt, row, {"response": _said(row, ANSWERS)})
+        return _finished(prompt, row, {"response": _answer(row, ANSWERS)})
     return None
 
 
@@ -228,11 +231,11 @@ def _finished(
 
 
 def _instruction(row: Mapping[str, Any]) -> Found | None:
-    for ask, more, said in INSTRUCTIONS:
+    for ask, more, answers in INSTRUCTIONS:
         asked = row.get(ask)
         if not isinstance(asked, str):
             continue
-        answer = _said(row, said)
+        answer = _answer(row, answers)
         if ask in NEEDS_ANSWER and (answer is None or parsed(asked)):
             continue
         given = [asked, *(row[name] for name in more if isinstance(row.get(name), str))]
@@ -248,23 +251,23 @@ def _instruction(row: Mapping[str, Any]) -> Found | None:
     return None
 
 
-def _said(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
+def _answer(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """The answer of a row; None if it has no field for one."""
     for name in names:
         if name not in row:
             continue
-        said = row[name]
-        if isinstance(said, dict) and "choices" in said:
-            said = server_logs.answer({"response": said}) or ""
-        if isinstance(said, dict):
+        answer = row[name]
+        if isinstance(answer, dict) and "choices" in answer:
+            answer = server_logs.answer({"response": answer}) or ""
+        if isinstance(answer, dict):
             # SQuAD keeps every annotator's answer, and its position in the text.
-            said = said.get("text", said.get("content"))
-        if isinstance(said, list):
-            said = next((one for one in said if isinstance(one, str)), "")
+            answer = answer.get("text", answer.get("content"))
+        if isinstance(answer, list):
+            answer = next((one for one in answer if isinstance(one, str)), "")
         choices = row.get("choices")
-        if isinstance(said, int) and isinstance(choices, list) and 0 <= said < len(choices):
-            said = choices[said]
-        return "" if said is None else str(said)
+        if isinstance(answer, int) and isinstance(choices, list) and 0 <= answer < len(choices):
+            answer = choices[answer]
+        return "" if answer is None else str(answer)
     return None
 
 
@@ -276,10 +279,10 @@ def _completion(row: Mapping[str, Any]) -> Found | None:
         prompt = prompt[0]
     if not isinstance(prompt, str):
         return None
-    said = (server_logs.answer(row) or {}).get("content")
+    answer = (server_logs.answer(row) or {}).get("content")
     if not prompt.strip():
         raise _Nothing("the prompt of its request is empty")
-    return {"text": prompt + said if isinstance(said, str) else prompt}
+    return {"text": prompt + answer if isinstance(answer, str) else prompt}
 
 
 def _text(row: Mapping[str, Any]) -> Found | None:

@@ -40,7 +40,7 @@ class Row:
         """Everything that was said, one turn below the other."""
         if self.kind == "text":
             return self.text
-        return "\n\n".join(said for m in self.messages if (said := content(m)))
+        return "\n\n".join(text for m in self.messages if (text := content(m)))
 
 
 def content(message: Message) -> str:

@@ -9,7 +9,7 @@ REQUESTS = ("request", "request_body", "body", "kwargs", "payload", "input", "pa
 ANSWERS = ("response", "response_body", "output", "body", "result", "message", "chunks")
 BESIDE = ("response", "response_body", "output", "result", "completion")
 """Fields that hold the answer beside the request; a text there is the answer itself."""
-SAID = ("content", "tool_calls", "function_call", "refusal")
+ANSWER_KEYS = ("content", "tool_calls", "function_call", "refusal")
 REPLY = ("choices", "error", "object", "usage", "body")
 DEPTH = 4
 
@@ -22,10 +22,10 @@ def request(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def answer(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The assistant's answer, if a row keeps it beside the request."""
     for key in BESIDE:
-        if found := _answer(said := row.get(key), DEPTH):
+        if found := _answer(value := row.get(key), DEPTH):
             return found
-        if isinstance(said, str) and said.strip() and not _is_reply(said):
-            return {"role": "assistant", "content": said}
+        if isinstance(value, str) and value.strip() and not _is_reply(value):
+            return {"role": "assistant", "content": value}
     return _answer({"choices": row["choices"]}, 0) if "choices" in row else None
 
 
@@ -60,8 +60,8 @@ def _answer(value: Any, depth: int) -> Mapping[str, Any] | None:
         first = choices[0]
         if isinstance(message := first.get("message"), dict):
             # An answer that was cut off during reasoning says nothing.
-            said = any(message.get(key) for key in SAID)
-            return {"role": "assistant", **message} if said else None
+            has_content = any(message.get(key) for key in ANSWER_KEYS)
+            return {"role": "assistant", **message} if has_content else None
         if isinstance(first.get("text"), str):
             return {"role": "assistant", "content": first["text"]}
         return _joined([value])

@@ -51,10 +51,10 @@ def redact_rows(
 
     def rows(source: GatheredSource) -> list[Row]:
         made = []
-        for reason, told in source.account.examples.items():
+        for reason, example in source.account.examples.items():
             # A row is quoted shortened, which may cut what would be found.
-            told = told.partition(QUOTES)[0]
-            source.account.examples[reason] = redact(told, kinds).text
+            example = example.partition(QUOTES)[0]
+            source.account.examples[reason] = redact(example, kinds).text
         for row in source.rows:
             messages, tools = clean(list(row.messages)), clean(list(row.tools))
             made.append(replace(row, messages=messages, tools=tools, text=clean(row.text)))
