@@ -28,7 +28,7 @@ of weights serves vLLM, TensorRT-LLM and llama.cpp.
 - **Blackwell**: `nvfp4`; `nvfp4-fp8` if attention loses too much, as in large MoE models;
   `fp8-dynamic` if quality comes first.
 - **Hopper and Ada**: `fp8-dynamic`. If memory is short, `awq-gptq-w4a16` on both, or `w4afp8` on
-  Hopper. `nvfp4-a16` checkpoints run there too, weight-only.
+  Hopper. `nvfp4-a16` and `mxfp4-a16` run there, too.
 - **Ampere and Turing**: `awq-gptq-w4a16`; `int8-w8a8` for large batches.
 - **MI350 and later**: `mxfp4`, `mxfp8`; **MI300**: `fp8-dynamic`.
 - **CPU, Apple, GPU and host memory together**: `gguf-q4_k_m`.

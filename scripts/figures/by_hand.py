@@ -35,7 +35,7 @@ ALLOWED = (
     ("docs/serving.md", "70 GiB and more", "a rule of vLLM"),
     ("docs/serving.md", "three minutes plus reading the weights at 200 MB/s", "a definition"),
     ("docs/serving.md", "KV cache above 90%", "a limit of an alert"),
-    ("docs/tasks.md", "## Code in a box", "limits"),
+    ("docs/tasks.md", "## Generated code in a sandbox", "limits"),
     ("docs/verify.md", "3 times as far as the median", "a limit"),
     ("calibration/README.md", "eight times as large", "a definition"),
 )

@@ -85,7 +85,7 @@ FIGURES = {
     "length_distance": ("Kolmogorov-Smirnov distance of lengths", False, "low"),
     "source_distance": ("total variation of the sources' shares", False, "low"),
     "cluster_distance": ("total variation of the topics' shares", False, "low"),
-    "cluster_coverage": ("part of the pool in topics that it has something of", True, "high"),
+    "cluster_coverage": ("share of the pool in topics that it covers", True, "high"),
 }  # fmt: skip
 
 

@@ -34,6 +34,14 @@ def loaded_by(arguments: list[str]) -> tuple[int, list[str]]:
     return code, loaded
 
 
+@pytest.mark.parametrize("group", [[], ["sweep"], ["calibrate"], ["recipes"]])
+def test_no_description_of_a_command_is_cut(run_cli, group, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = run_cli([*group, "--help"]).stdout.partition("Commands:\n")[2]
+    assert listed
+    assert "..." not in listed
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["quantize", "--help"]])
 def test_help_loads_nothing_heavy(arguments):
     assert loaded_by(arguments) == (0, [])
