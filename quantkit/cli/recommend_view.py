@@ -217,8 +217,11 @@ def show_many(found: "Sequence[Recommendation]", notes: "Sequence[str]" = ()) ->
     label = question.catalogue.shape.label
     of_each = "" if question.count == 1 else f", {question.count} of each GPU"
     meaning = words.meaning(question.objective, question.count)
-    console.say(f"{label}{of_each}: {meaning}; {words.star(question.objective)}")
-    _side_by_side_tables(found)
+    if any(one.chosen for one in found):
+        console.say(f"{label}{of_each}: {meaning}; {words.star(question.objective)}")
+        _side_by_side_tables(found)
+    else:
+        console.say(f"{label}{of_each}: no format fits on any of these GPUs")
     priced = [one for one in found if one.chosen is not None and one.chosen.cost is not None]
     if priced:
         costs = [(one.gpu.name, words.cost(one.chosen)) for one in priced if one.chosen]
@@ -229,9 +232,15 @@ def show_many(found: "Sequence[Recommendation]", notes: "Sequence[str]" = ()) ->
 
 def _show_unserved(found: "Sequence[Recommendation]") -> None:
     from quantkit.cli import console
+    from quantkit.serving.questions import FEW_GPUS
 
-    if without := [one.gpu.name for one in found if one.chosen is None]:
-        console.print_lines("No format fits on", [("-", ", ".join(without))])
+    without = [one for one in found if one.chosen is None]
+    if len(found) <= FEW_GPUS:
+        for one in without:
+            console.print_lines(f"No format fits on {one.gpu.name}", _refusal(one))
+    elif without:
+        names = ", ".join(one.gpu.name for one in without)
+        console.print_lines("No format fits on", [("-", names)])
 
 
 def show_choices(found: "Sequence[Recommendation]") -> None:

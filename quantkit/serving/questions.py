@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from quantkit.report.document import Document
 
 CONTEXT = 8192
+FEW_GPUS = 3
+"""Up to so many, each that cannot serve comes with what would help."""
 PLACEHOLDER = "MODEL"
 """In a command for a hypothetical model: a size that no publisher has."""
 
@@ -134,7 +136,11 @@ def answer(asked: Query) -> Answers:
         for gpu in asked.gpus:
             priced = question.but(gpu_hour=_price(asked, gpu))
             alone = len(asked.gpus) == 1 and asked.in_depth
-            found.append(recommend(_for_gpu(priced, asked, gpu), gpu, in_depth=alone))
+            here = _for_gpu(priced, asked, gpu)
+            one = recommend(here, gpu, in_depth=alone)
+            if one.chosen is None and asked.in_depth and not alone and len(asked.gpus) <= FEW_GPUS:
+                one = recommend(here, gpu)  # with what would help
+            found.append(one)
     notes = tuple(_notes(asked, found, guess))
     for model in models:
         if model.report is not None:

@@ -30,6 +30,19 @@ def config(tmp_path):
     return write
 
 
+def test_gpus_that_cannot_serve_say_what_would_help(run_cli):
+    asked = ["recommend", "8B", "--context", "16384", "--users", "40", "--gpu"]
+    some = run_cli([*asked, "L4,L40S"])
+    assert some.code == 1
+    assert "marks the choice" not in some.stdout
+    for gpu in ("L4", "L40S"):
+        _, _, below = some.stdout.partition(f"No format fits on {gpu}\n")
+        assert "--context" in below.split("\n\n")[0]
+    many = run_cli([*asked, "L4,L40S,RTX 4090,H200"])
+    assert many.code == 0
+    assert "No format fits on\n-  L4, L40S, RTX 4090\n" in many.stdout
+
+
 def test_contexts_of_several_models_say_whose_they_are(run_cli):
     lines = run_cli(["recommend", "demo", "8B", "--gpu", "L4"]).stdout.splitlines()
     for name, context in (("demo", "1,024"), ("8B", "8,192")):
