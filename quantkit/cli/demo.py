@@ -6,15 +6,14 @@ import typer
 
 from quantkit.cli.options import AsJson, Device, Out, Quiet, Verbose
 
+MADE = "\nEverything is in {out}: checkpoints, scores/, report.json, report.md, report.html."
 NEXT = """
-Everything is in {out}: checkpoints, scores/, report.json, report.md, report.html.
-
-Next, with a model of yours (a folder or a hub id):
-  quantkit recipes                                     what there is to choose from
-  quantkit quantize MODEL -r fp8-dynamic -o out        a checkpoint that vLLM serves
-  quantkit verify out/fp8-dynamic                      is it what it should be
-  quantkit run MODEL -r fp8-dynamic -r rtn-w4a16 --tasks wikitext -o out
-                                                       quantise, check, score, compare"""
+Next, with your own model (a folder or a hub id):
+  quantkit recipes                               # list recipes
+  quantkit quantize MODEL -r fp8-dynamic -o out  # make a checkpoint for vLLM
+  quantkit verify out/fp8-dynamic                # check it against its source
+  quantkit run MODEL -r fp8-dynamic -r rtn-w4a16 --tasks wikitext -o runs
+                                                 # all of it, scored and compared"""
 
 
 def command(
@@ -29,9 +28,10 @@ def command(
     Needs no network and no GPU.
     """
     from quantkit.calls.run import demo
-    from quantkit.cli import start
+    from quantkit.cli import console, start
 
     outcome = start.run(demo(out, device), quiet, verbose)
     start.show(outcome, json)
     if not (json or quiet):
-        typer.echo(NEXT.format(out=out))
+        console.say(MADE.format(out=out))
+        typer.echo(NEXT)

@@ -94,7 +94,7 @@ def _screen(verdict: "Verdict") -> str:
             plain(check.candidate),
             words.metric(check),
             words.amount(check),
-            words.limit(check),
+            words.short_limit(check),
             str(check.answer),
         ]
         for check in verdict.checks

@@ -34,6 +34,15 @@ def limit(check: Check) -> str:
     return f"{side} {_quantity(check, check.bound, shortest=True)}"
 
 
+def short_limit(check: Check) -> str:
+    """The same for a narrow column, in the unit of the value beside it: `≤ +4%`, `≥ -2`."""
+    if check.bound is None:
+        return limit(check)
+    sign = "≥" if check.kind in ("min", "max_drop") else "≤"
+    bound = _quantity(check, check.bound, shortest=True)
+    return f"{sign} {bound.removesuffix('s').removesuffix(' point')}"
+
+
 def interval(check: Check) -> str:
     """Such as `-1.9 to +0.5`, in ascending order."""
     if check.low is None or check.high is None:

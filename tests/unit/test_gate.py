@@ -706,6 +706,7 @@ def test_a_reason_that_several_share_is_said_once(good):
 def test_a_limit_on_a_drop_reads_as_one(good):
     check = judge(good, rules(accuracy={"max_drop": 1.0})).checks[0]
     assert words.limit(check) == "at most 1 point lower"
+    assert words.short_limit(check) == "≥ -1"
 
 
 def test_numbers_are_shown_apart_from_their_limit(good):
@@ -715,10 +716,12 @@ def test_numbers_are_shown_apart_from_their_limit(good):
     assert check.answer is FAIL
     assert words.amount(check) == "0.0500000001"
     assert words.limit(check) == "at most 0.05"
+    assert words.short_limit(check) == "≤ 0.05"
     document = rescored(good, "wiki/perplexity", 10.0, None)
     document = rescored(document, "wiki/perplexity", 10.200001)
     check = judge(document, rules(perplexity={"max_increase_pct": 2})).checks[0]
     assert words.amount(check) == "+2.00001%"
+    assert words.short_limit(check) == "≤ +2%"
 
 
 def test_no_change_is_told_without_a_sign():
