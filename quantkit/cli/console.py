@@ -226,9 +226,12 @@ def _shrink(table: "Table", least: Sequence[int], screen: "Screen") -> None:
         widest.width = (widest.width or 0) - 1
 
 
-def _rounded(rate: float) -> str:
-    """Two significant digits, and all digits before the point."""
-    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+def compact(amount: float) -> str:
+    """An amount for a progress bar in few characters, such as `5.8M`."""
+    for unit, size, least in (("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e3, 1e5)):
+        if amount >= least:
+            return f"{amount / size:,.1f}{unit}"
+    return f"{amount:,.0f}" if amount >= 10 else f"{amount:.2g}"
 
 
 def _bars(screen: Any, unit: str) -> Any:
@@ -247,7 +250,11 @@ def _bars(screen: Any, unit: str) -> Any:
     class Rate(ProgressColumn):
         def render(self, task: Any) -> Text:
             speed = task.finished_speed or task.speed
-            return Text(f"{_rounded(speed)} {unit}/s" if speed else "")
+            return Text(f"{compact(speed)} {unit}/s" if speed else "")
+
+    class Count(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(f"{compact(task.completed)}/{compact(task.total or 0)} {unit}")
 
     class Bars(Progress):
         status = ""
@@ -263,8 +270,7 @@ def _bars(screen: Any, unit: str) -> Any:
     elif unit == "bytes":
         amounts = [DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn()]
     else:
-        count = TextColumn(f"{{task.completed:,.0f}}/{{task.total:,.0f}} {unit}")
-        amounts = [count, Rate(), TimeRemainingColumn()]
+        amounts = [Count(), Rate(), TimeRemainingColumn()]
     return Bars(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),

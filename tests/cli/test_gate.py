@@ -58,9 +58,7 @@ def test_the_published_report_fails_for_what_nobody_should_ship(run_cli):
     assert lines[-1] == (
         "fail: 9 of 33 checks of 6 candidates: awq-gptq-w4a16, awq-w4a16, gptq-w4a16"
     )
-    assert any(
-        re.match(r" gptq-w4a16 +perplexity +\+17.48% +≤ \+10% +fail$", x) for x in lines
-    )
+    assert any(re.match(r" gptq-w4a16 +perplexity +\+17.48% +≤ \+10% +fail$", x) for x in lines)
     assert any(re.match(r" int8-w8a8 +accuracy .* cannot tell$", x) for x in lines)
 
 

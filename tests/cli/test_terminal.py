@@ -68,6 +68,15 @@ def test_a_table_is_no_wider_than_the_terminal(monkeypatch, name, metric):
     assert all(word in text for word in (name, metric.split()[0], "-1.31 points"))
 
 
+@pytest.mark.parametrize(
+    ("amount", "shown"),
+    [(0, "0"), (0.5, "0.5"), (405, "405"), (99_999, "99,999"), (5_770_496, "5.8M"), (8e9, "8.0G")],
+)
+def test_progress_bars_have_short_numbers(amount, shown):
+    """A bar of weights at 80 columns took two lines."""
+    assert console.compact(amount) == shown
+
+
 def test_numbers_and_names_stay_whole_in_a_table_that_cannot_fit(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "20")
