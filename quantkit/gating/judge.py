@@ -242,7 +242,7 @@ def _unjudged_scores(document: Document, rules: dict[str, list[Rule]]) -> Iterat
     judged = {figure.key.rpartition("/")[0] for figure in figures}
     for task in document.baseline.settings.tasks:
         if task not in judged:
-            yield f"{plain(task)} was scored, and no rule looks at it"
+            yield f"{plain(task)} was scored, but no rule judges it"
     for figure in figures:
         if figure.key not in MADE:
             continue

@@ -581,7 +581,7 @@ def test_a_renamed_folder_is_found_by_its_recipe(good):
 def test_rules_that_were_not_applied_are_told(good):
     verdict = judge(good, rules(kl_mean={"max": 1}, against=[AGAINST]))
     assert "rules under `against` were not applied: there is no --against" in verdict.notes
-    assert "quiz was scored, and no rule looks at it" in verdict.notes
+    assert "quiz was scored, but no rule judges it" in verdict.notes
 
 
 # Words and files
