@@ -108,6 +108,9 @@ def divergence(report: Document) -> list[str | Markup]:
             series.append(Series(entry.name, sorted(points)))
     if not series:
         return []
+    note = "To the left are the worst tokens."
+    if len(series) < len(report.candidates):
+        note += f" {len(series)} of {len(report.candidates)} candidates are drawn."
     return [
         "The KL divergence of each token's prediction from the source's, in nats: "
         "an average hides the few tokens where a model diverges.",
@@ -116,7 +119,7 @@ def divergence(report: Document) -> list[str | Markup]:
             series,
             Axis("share of tokens with a larger divergence", log=True, percent=True),
             Axis("KL, nats", log=True),
-            note="To the left are the worst tokens.",
+            note=note,
         ),
     ]
 

@@ -48,6 +48,14 @@ def named(card, name):
     return card.model_copy(update={"name": name, "format": name, "device": name, "made": made})
 
 
+def test_a_chart_says_how_many_candidates_it_leaves_out():
+    document = Document.model_validate_json((PUBLISHED / "report.json").read_bytes())
+    assert "candidates are drawn" not in html.render(document, "0")
+    more = [e.model_copy(update={"name": f"{e.name} again"}) for e in document.candidates]
+    larger = document.model_copy(update={"candidates": [*document.candidates, *more]})
+    assert "6 of 12 candidates are drawn." in html.render(larger, "0")
+
+
 def test_published_report_is_what_its_json_says():
     document = Document.model_validate_json((PUBLISHED / "report.json").read_bytes())
     page = (PUBLISHED / "report.html").read_text()
