@@ -94,6 +94,7 @@ def _show(gpu: "GPU") -> None:
     console.say(UNITS)
     for engine in ENGINES:
         console.print_lines(f"In {label(engine)}", _formats(gpu, engine))
+    console.say("\nEmulated formats save memory, not time. 8.0 and the like: compute capability.")
     console.print_lines("Sources", [("-", _source(source)) for source in gpu.sources])
 
 

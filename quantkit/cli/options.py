@@ -86,7 +86,7 @@ For = Annotated[
     typer.Option(
         "--for",
         metavar="ENGINE",
-        help="With --bits, --size or --mixed: vllm or llama.cpp.",
+        help="Engine that formats are chosen for, layer by layer: vllm or llama.cpp.",
         callback=one_of("vllm", "llama.cpp"),
     ),
 ]

@@ -320,11 +320,12 @@ class Recipe(Named):
             for group in self.groups
         )
         data = "needs calibration" if self.needs_calibration else "needs no data"
+        left = f", except {', '.join(self.ignore)}" if self.ignore else ""
         return (
             f"Weights: {self.weights.words()}. {activations}.{others}\n"
             f"KV cache: {cache}.\n"
             f"Method: {self.method} ({methods.find(self.method).summary}); {data}. "
-            f"Layers: {', '.join(self.targets)} but {', '.join(self.ignore) or 'none'}.{form}"
+            f"Layers: {', '.join(self.targets)}{left}.{form}"
         )
 
     def _decisive(self, content: dict[str, Any]) -> dict[str, Any]:
