@@ -54,4 +54,6 @@ def find(kind: str, name: str) -> Path:
     if kind == "recipes" and (reason := next((r for k, r in REFUSED.items() if k in asked), None)):
         raise RecipeError(f"there is no recipe '{name}': {reason}")
     label = "calibration set" if kind == "calibration" else kind.rstrip("s")
+    if own:
+        raise UnknownName(label, name, names(kind), "There is no file or folder of that name.")
     raise UnknownName(label, name, names(kind), "A path to a YAML file works too.")

@@ -92,6 +92,13 @@ def test_near_matches(run_cli, tmp_path, monkeypatch, arguments, words):
     assert words in one_error(run_cli(arguments))
 
 
+def test_a_path_that_does_not_exist_is_called_one(run_cli, tmp_path):
+    asked = ["quantize", "demo", "-r", "awq-w4a16", "--calibration", "sets/ours", "-o", tmp_path]
+    message = one_error(run_cli(asked))
+    assert "sets/ours" in message
+    assert "no file or folder" in message
+
+
 def test_json_gets_the_advice_of_json(run_cli, tmp_path, demo_made):
     file = tmp_path / "report.json"
     file.write_text("[]")
