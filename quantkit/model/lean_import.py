@@ -62,10 +62,15 @@ def _load(torch: Any) -> None:
         torch.distributed.is_available = lambda: False
     try:
         import_utils.is_torch_distributed_available()  # which caches the answer
-        import_utils.is_sklearn_available()
-        import_utils.is_scipy_available()
+        answers = {
+            "sklearn": import_utils.is_sklearn_available(),
+            "scipy": import_utils.is_scipy_available(),
+        }
     finally:
         torch.distributed.is_available = usual
+    for name, is_there in answers.items():
+        if is_there and sys.modules.get(name, answers) is None:
+            del sys.modules[name]  # asked before it was hidden: what follows imports it
     import transformers.generation.candidate_generator
     import transformers.generation.utils
     import transformers.masking_utils

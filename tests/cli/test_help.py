@@ -87,6 +87,17 @@ print(import_utils.is_accelerate_available(), import_utils.is_flash_attn_2_avail
     assert run.stdout.split() == ["False", "False", "1", "True", "True", "False"]
 
 
+def test_transformers_loads_lean_where_it_was_asked_about_a_package_before():
+    made = """
+from transformers.utils import import_utils
+assert import_utils.is_scipy_available()
+from quantkit.model import lean_import
+lean_import.load()
+import transformers.modeling_utils
+"""
+    subprocess.run([sys.executable, "-c", made], check=True)
+
+
 def test_checking_recipes_needs_no_torch():
     code, loaded = loaded_by(["recipes", "show", RECIPES[0]])
     assert code == 0
