@@ -61,9 +61,11 @@ as in the model itself (`tests/integration/test_pictures.py`).
 ## GGUF
 
 {gguf}. For each of them llama.cpp computes what transformers does
-(`tests/integration/test_gguf_convert.py`). The experts of a block are stored as one tensor, and
-each expert is rounded with the importance of its own inputs. A config that llama.cpp would compute
-differently is refused with the reason.
+(`tests/integration/test_gguf_convert.py`, `test_gguf_moe.py`). The experts of a block are stored as
+one tensor, and each expert is rounded with the importance of its own inputs. Heads that predict
+further tokens are left out. A config that llama.cpp would compute differently is refused with the
+reason; so is Phi-MoE, whose experts llama.cpp weighs differently. One difference is accepted:
+llama.cpp rounds the limits of gpt-oss's YaRN scaling, in every GGUF file of it.
 
 ## Sources that are already quantised
 
@@ -72,7 +74,7 @@ INT8, compressed-tensors, AutoGPTQ and AutoAWQ. They are dequantised to 16 bits 
 Experts that a recipe leaves in 16 bits are written as loaders of the family read them: those of
 gpt-oss as one tensor per block.
 
-It also accepts GGUF files of the families above, whichever tool quantised them: `quantkit quantize
+{read}: `quantkit quantize
 FILE.gguf -r gptq-w4a16 --calibration general --requantize`. quantkit derives config and tokenizer
 from the file's metadata and checks that they lead back to the same metadata; a file that no config
 can express is refused with the reason. Tensors are dequantised one at a time, and experts one by
@@ -93,7 +95,7 @@ def page() -> str:
     )
     recorded = result["recorded"]
     parts = [
-        INTRODUCTION.replace("{gguf}", _gguf()),
+        INTRODUCTION.replace("{gguf}", _gguf()).replace("{read}", _read()),
         f"## Families\n\n{_count(families)} {used}; {result['machine']}, {recorded['date']}, "
         f"commit {recorded['commit']}.\n",
     ]
@@ -197,6 +199,13 @@ def _gguf() -> str:
     """The families that become GGUF files, a sentence over several lines."""
     names = sorted(name for name, family in FAMILIES.items() if family.llamacpp)
     return textwrap.fill(f"GGUF output supports {', '.join(names)}", 100)
+
+
+def _read() -> str:
+    """The families whose GGUF files are read, likewise."""
+    names = sorted(name for name, f in FAMILIES.items() if f.llamacpp and f.readable)
+    words = f"It also accepts GGUF files of {', '.join(names)}, whichever tool quantised them"
+    return textwrap.fill(words, 100)
 
 
 def _count(families: dict[str, Any]) -> str:

@@ -37,12 +37,13 @@ FAMILIES = {
 def make_source(name, folder, config=None):
     """A small random model of the family, with norms that are not all one, and its folder."""
     torch.manual_seed(0)
-    implementation = "eager" if name == "gemma2" else "sdpa"
+    implementation = "eager" if name in ("gemma2", "gpt_oss") else "sdpa"
     model = AutoModelForCausalLM.from_config(
         config or FAMILIES[name], attn_implementation=implementation, dtype=torch.float32
     )
-    for parameter_name, parameter in model.named_parameters():
-        if parameter.dim() == 1:
+    routing = [(n, buffer) for n, buffer in model.named_buffers() if n.endswith("bias")]
+    for parameter_name, parameter in [*model.named_parameters(), *routing]:
+        if parameter.dim() == 1 or "correction_bias" in parameter_name:
             mean = 0.0 if "bias" in parameter_name else 1.0
             torch.nn.init.normal_(parameter, mean=mean, std=0.2)
     model.to(torch.bfloat16).save_pretrained(folder)

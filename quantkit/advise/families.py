@@ -96,10 +96,11 @@ def shapes(
     `only_first` leaves out all experts of a block but the first; the others are like it.
     """
     kind = str(config.get("model_type"))
-    if kind not in FAMILIES:
+    known = [name for name, family in FAMILIES.items() if family.formulas]
+    if kind not in known:
         raise SourceError(
             f"{label} belongs to a family whose shapes do not follow from the config alone "
-            f"({kind}; known: {', '.join(FAMILIES)}); give a folder with the weights"
+            f"({kind}; known: {', '.join(known)}); give a folder with the weights"
         )
     require(config, (*NEEDED, "head_dim"), label)
     if FAMILIES[kind].experts and not n_experts(config):

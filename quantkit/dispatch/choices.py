@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from quantkit.dispatch import gptoss
 from quantkit.dispatch.schemes import MXFP4_FP8, Judged, Scheme, columns_of, is_readable
-from quantkit.families import SILU
+from quantkit.families.record import SILU
 from quantkit.hardware import expert_kernels, kernels
 from quantkit.hardware.kernels import KernelQuery
 

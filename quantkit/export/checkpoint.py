@@ -120,9 +120,8 @@ class Checkpoint:
         """Every parameter of the model by its own name, dequantised where necessary."""
         if self.is_gguf:
             layout = Layout.of_folder(self.folder)
-            for entry in layout.tensors:
-                restored = layout.restore(entry.name, self.gguf.dequantized(entry.name))
-                yield from ((name, weight.to(dtype)) for name, weight in restored.items())
+            restored = layout.restore(self.gguf.dequantized)
+            yield from ((name, weight.to(dtype)) for name, weight in restored)
             return
         quantized = set(self.kv_scales)
         for module in self.manifest.layers:

@@ -6,80 +6,16 @@ use sliding-window attention, and llama.cpp's names (`gguf/families.py`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
-FEEDFORWARD_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-SILU = ("silu", "swish")
-GELU = ("gelu_pytorch_tanh",)
-
-
-@dataclass(frozen=True)
-class Family:
-    """What a model type has beyond the standard architecture, and what its config may omit."""
-
-    norms: tuple[str, ...] = PRE_NORMS
-    head_norms: str = ""
-    """Norms of queries and keys: per `head`, over `all` heads together, or none."""
-    attention_bias: bool | None = None
-    """Whether q/k/v have biases while o has none; None: the config decides for all four."""
-    mlp_bias: bool = False
-    """The MLP has biases where the config's `mlp_bias` says so."""
-    packed: bool = False
-    """q/k/v are one layer, and so are gate and up."""
-    experts: str = ""
-    """Path of the experts of an MoE block and their router."""
-    mlp_parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    """Names in an MLP or expert: gate, up and down."""
-    tied: bool = False
-    n_kv_heads: int | None = None
-    """If the config does not say; None: as many as attention heads."""
-    head_dim: int | None = None
-    """If the config does not say; None: the hidden size over the heads."""
-    windows: Literal["all", "every", "last", "unrotated"] = "all"
-    """Layers that use the sliding window, if there is one and the config does not list them: all,
-    all but every `window_every`-th, those after `max_window_layers`, or those without rotary
-    embedding.
-    """
-    window_every: int = 0
-    """Every n-th block uses full attention, the others a window."""
-    defaults: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
-    """Other settings that a GGUF file needs."""
-
-    # For llama.cpp. Facts are from its own converter and model sources.
-    llamacpp: str = ""
-    """Value of `general.architecture`; empty if quantkit does not write GGUF for it."""
-    architecture: str = ""
-    """The transformers class that is written under this name."""
-    permuted: bool = False
-    """Rotary pairs are adjacent in llama.cpp, halves of a head in transformers."""
-    shifted_norms: bool = False
-    """Norms multiply by one plus their weight in transformers."""
-    activations: tuple[str, ...] = SILU
-    wide_blocks: int = 0
-    """Block count of the one size whose attention scale comes from hidden size over heads."""
-    capped: bool = False
-    """Attention and output are soft-capped."""
-    multiplied: bool = False
-    """The config has multipliers of attention, embeddings, residuals and logits."""
-    windowless: bool = False
-    """The file must say that there is no window; otherwise it is taken for an older model."""
-    long_rope: bool = False
-    """Rotary embedding may be scaled by `longrope`."""
-    unrotated_every: int = 0
-    """Every n-th block has no rotary embedding; 0: all have."""
-    weights_sum_to_one: bool = True
-    """Whether the router weights of a token's experts are normalised to sum to one."""
-
+from quantkit.families.moe import MOE
+from quantkit.families.record import FEEDFORWARD_NORMS, GELU, MULTIPLIERS, PRE_NORMS
+from quantkit.families.record import Family as Family
 
 GEMMA = {
     "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": 4096,
 }  # fmt: skip
 CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-MULTIPLIERS = (
-    "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling",
-)  # fmt: skip
 
 FAMILIES = {
     "llama": Family(
@@ -165,46 +101,7 @@ FAMILIES = {
         multiplied=True,
     ),
     "olmo2": Family(("post_attention_layernorm", "post_feedforward_layernorm"), "all"),
-    "mixtral": Family(
-        attention_bias=False,
-        experts="block_sparse_moe",
-        mlp_parts=("w1", "w3", "w2"),
-        n_kv_heads=8,
-        llamacpp="llama",
-        architecture="MixtralForCausalLM",
-        permuted=True,
-    ),
-    "olmoe": Family(
-        head_norms="all",
-        experts="mlp",
-        llamacpp="olmoe",
-        architecture="OlmoeForCausalLM",
-        weights_sum_to_one=False,
-    ),
-    "qwen2_moe": Family(
-        attention_bias=True,
-        experts="mlp",
-        n_kv_heads=16,
-        llamacpp="qwen2moe",
-        architecture="Qwen2MoeForCausalLM",
-        weights_sum_to_one=False,
-    ),
-    "qwen3_moe": Family(
-        head_norms="head",
-        experts="mlp",
-        n_kv_heads=4,
-        llamacpp="qwen3moe",
-        architecture="Qwen3MoeForCausalLM",
-    ),
-    "gpt_oss": Family(
-        mlp_bias=True,
-        experts="mlp",
-        n_kv_heads=8,
-        head_dim=64,
-        windows="every",
-        window_every=2,
-        defaults={"hidden_act": "silu", "attention_bias": True, "mlp_bias": True},
-    ),
+    **MOE,
 }
 UNKNOWN = Family()
 EXPERTS_NOT_SERVED = {

@@ -6,14 +6,15 @@ something different. Each family's record holds what llama.cpp needs to know abo
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import SourceError
 from quantkit.families import FAMILIES, Family
-from quantkit.families.geometry import head_dim, n_kv_heads
+from quantkit.families.geometry import FULL, head_dim, layer_types, n_kv_heads
 from quantkit.gguf.names import MODEL_ARCH_NAMES, Keys, RopeScalingType
+from quantkit.model.source import EXPERTS
 from quantkit.quiet import only_errors
 
 if TYPE_CHECKING:
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
 
 WRITTEN = {family.architecture: family for family in FAMILIES.values() if family.llamacpp}
 """Families by transformers class."""
+CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
+"""Settings for how many experts a token takes."""
+DENSE = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
+"""Settings for how many blocks precede the first with experts."""
+UNWRITTEN = {
+    "PhimoeForCausalLM": "llama.cpp weighs a token's two experts to a sum of one, and Phi-MoE's "
+    "router gives nearly one to each",
+}
+"""Families of which llama.cpp would compute something else."""
 ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
 
 
@@ -28,6 +38,11 @@ def family_of(config: Mapping[str, Any], folder: Path) -> Family:
     """The family of a model; the error for an unknown one lists those that are supported."""
     names = config.get("architectures") or [str(config.get("model_type"))]
     family = WRITTEN.get(names[0])
+    if reason := UNWRITTEN.get(names[0]):
+        raise SourceError(
+            f"{folder} is a {names[0]}, which GGUF output does not support: {reason}; quantise it "
+            "in another format"
+        )
     if family is None:
         raise SourceError(
             f"{folder} is a {names[0]}, which GGUF output does not support; supported: "
@@ -40,9 +55,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     """A model's config with all defaults and renames that its class applies."""
     from transformers import AutoConfig
 
+    from quantkit.model.source import native_class
+    from quantkit.model.source import read_config as read_json
+
     try:
+        own = native_class(read_json(folder))
+        kind = AutoConfig if own is None else own.config_class
         with only_errors("transformers"):
-            return AutoConfig.from_pretrained(folder).to_dict()
+            return dict(kind.from_pretrained(folder).to_dict())
     except Exception as error:  # a config is untrusted input; anything may be wrong with it
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise SourceError(f"transformers cannot read {folder / 'config.json'}: {reason}") from error
@@ -70,15 +90,20 @@ def metadata_of(family: Family, config: Mapping[str, Any], folder: Path) -> "dic
         Keys.LLM.BLOCK_COUNT: config["num_hidden_layers"],
         Keys.LLM.FEED_FORWARD_LENGTH: config["intermediate_size"],
         Keys.Attention.HEAD_COUNT: n_heads,
-        Keys.Attention.HEAD_COUNT_KV: n_kv_heads(config),
+        Keys.Attention.HEAD_COUNT_KV: _kv_heads(family, config),
         Keys.Attention.KEY_LENGTH: head_dim(config),
         Keys.Attention.VALUE_LENGTH: head_dim(config),
-        Keys.Attention.LAYERNORM_RMS_EPS: float(config["rms_norm_eps"]),
+        Keys.Attention.LAYERNORM_RMS_EPS: float(_first(config, ("norm_eps", "rms_norm_eps"))),
         Keys.Rope.DIMENSION_COUNT: rotary_dim(config),
     }
+    if family.latent:
+        values |= _latent(config)
     values |= _rope(family, config, folder)
     if family.experts:
         values |= _experts(config)
+    if family.dense_first:
+        values[Keys.LLM.LEADING_DENSE_BLOCK_COUNT] = n_dense_of(config)
+    values |= _own(family, config)
     if family.window_every:
         values[Keys.Attention.SLIDING_WINDOW] = config["sliding_window"]
     if family.capped:
@@ -97,13 +122,64 @@ def metadata_of(family: Family, config: Mapping[str, Any], folder: Path) -> "dic
 
 def n_experts_of(config: Mapping[str, Any]) -> int:
     """Experts per block; 0 for dense models."""
-    return int(config.get("num_experts") or config.get("num_local_experts") or 0)
+    return int(_first(config, EXPERTS) or 0)
+
+
+def n_dense_of(config: Mapping[str, Any]) -> int:
+    """Blocks before the first that has experts."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is not None:
+        return [*kinds, "sparse"].index("sparse")
+    return int(_first(config, DENSE) or 0)
+
+
+def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    """The first of several settings that a config has; where it lists one for every block, the
+    first block's.
+    """
+    found = next((config[name] for name in names if config.get(name) is not None), None)
+    return found[0] if isinstance(found, list) else found
+
+
+def _kv_heads(family: Family, config: Mapping[str, Any]) -> int | list[int]:
+    """Key heads of all blocks, or of each: llama.cpp knows convolutions by having none."""
+    n = n_kv_heads(config)
+    if not family.convolutions:
+        return n
+    return [n if kind == FULL else 0 for kind in layer_types(config)]
+
+
+def _own(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that only this architecture has, as far as the config has settings for them."""
+    values: dict[str, Any] = {}
+    for key, setting in family.keys.items():
+        names = setting if isinstance(setting, tuple) else (setting,)
+        parts = [_first(config, (name,)) if isinstance(name, str) else name for name in names]
+        if all(part is not None for part in parts):
+            value = parts[0] if len(parts) == 1 else math.prod(parts)
+            values[f"{{arch}}.{key}"] = float(value) if key.endswith("_scale") else value
+    return values
+
+
+def _latent(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Attention over latent vectors: to llama.cpp one wide key head, shared by all queries."""
+    latent, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    return {
+        Keys.Attention.HEAD_COUNT_KV: 1,
+        Keys.Attention.Q_LORA_RANK: config.get("q_lora_rank") or 0,
+        Keys.Attention.KV_LORA_RANK: latent,
+        Keys.Attention.KEY_LENGTH: latent + rotated,
+        Keys.Attention.VALUE_LENGTH: latent,
+        Keys.Attention.KEY_LENGTH_MLA: config["qk_nope_head_dim"] + rotated,
+        Keys.Attention.VALUE_LENGTH_MLA: config["v_head_dim"],
+        Keys.Rope.DIMENSION_COUNT: rotated,
+    }
 
 
 def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
     values = {
         Keys.LLM.EXPERT_COUNT: n_experts_of(config),
-        Keys.LLM.EXPERT_USED_COUNT: config["num_experts_per_tok"],
+        Keys.LLM.EXPERT_USED_COUNT: _first(config, CHOSEN),
     }
     for key, name in (
         (Keys.LLM.EXPERT_FEED_FORWARD_LENGTH, "moe_intermediate_size"),
@@ -148,7 +224,9 @@ def _rope(family: Family, config: Mapping[str, Any], folder: Path) -> dict[str, 
         values[Keys.Rope.SCALING_FACTOR] = float(parameters["factor"])
         values[Keys.Rope.SCALING_ORIG_CTX_LEN] = trained
         usual = 0.1 * math.log(parameters["factor"]) + 1
-        if not math.isclose(parameters.get("attention_factor") or usual, usual, rel_tol=1e-3):
+        if family.latent:
+            values |= _latent_yarn(parameters, folder)
+        elif not math.isclose(parameters.get("attention_factor") or usual, usual, rel_tol=1e-3):
             raise SourceError(
                 f"{folder} sets attention_factor in its rope_parameters, "
                 "which llama.cpp computes itself; it can only be quantised in another format"
@@ -165,6 +243,9 @@ def _rope(family: Family, config: Mapping[str, Any], folder: Path) -> dict[str, 
         given = parameters.get("attention_factor")
         values[Keys.Rope.SCALING_ORIG_CTX_LEN] = trained
         values[Keys.Rope.SCALING_ATTN_FACTOR] = float(usual if given is None else given)
+    elif kind == "dynamic" and family.fixed_ntk and parameters.get("alpha"):
+        width = head_dim(config)
+        values[Keys.Rope.FREQ_BASE] *= float(parameters["alpha"]) ** (width / (width - 2))
     elif kind not in ("default", "llama3"):
         raise SourceError(
             f"{folder} scales its rotary frequencies in a way that GGUF cannot express (rope_type "
@@ -173,11 +254,39 @@ def _rope(family: Family, config: Mapping[str, Any], folder: Path) -> dict[str, 
     return values
 
 
+def _latent_yarn(parameters: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """DeepSeek's factor of the attention's scale; llama.cpp assumes that rotation has none."""
+    scale = parameters.get("mscale_all_dim")
+    if not scale or parameters.get("mscale") != scale or parameters.get("attention_factor"):
+        raise SourceError(
+            f"{folder} has another mscale than mscale_all_dim in its rope_parameters, which "
+            "llama.cpp does not support; it can only be quantised in another format"
+        )
+    return {Keys.Rope.SCALING_YARN_LOG_MUL: 0.1 * scale}
+
+
+def _unlike_experts(family: Family, config: Mapping[str, Any]) -> Iterator[str]:
+    """What is unusual about a block's experts or its router."""
+    n_blocks, first = config["num_hidden_layers"], n_dense_of(config)
+    kinds = config.get("mlp_layer_types")
+    last = config.get("moe_layer_end_index")
+    if (
+        (kinds is not None and list(kinds) != ["dense"] * first + ["sparse"] * (n_blocks - first))
+        or (first and not family.dense_first)
+        or last not in (None, -1, n_blocks - 1)
+    ):
+        yield "blocks without experts other than the first ones"
+    for name in (*EXPERTS, *CHOSEN, "moe_intermediate_size"):
+        if isinstance(listed := config.get(name), list) and len(set(listed)) > 1:
+            yield f"{name} {listed}"
+
+
 def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
     """Refuse what llama.cpp's graph of this architecture would silently compute differently."""
     problems = []
+    # A class without this setting has only one.
     activation = config.get("hidden_activation") or config.get("hidden_act")
-    if activation not in family.activations:
+    if activation is not None and activation not in family.activations:
         problems.append(f"activation {activation}")
     if config.get("use_bidirectional_attention"):
         problems.append("attention in both directions")
@@ -192,7 +301,7 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
             problems.append(f"sliding windows other than in all but each {every}th block")
         wide = config["hidden_size"] / config["num_attention_heads"]
         scalar = wide if n_blocks == family.wide_blocks else head_dim(config)
-        if config["query_pre_attn_scalar"] != scalar:
+        if config.get("query_pre_attn_scalar", scalar) != scalar:
             problems.append(f"query_pre_attn_scalar {config['query_pre_attn_scalar']}")
         caps = [config.get(f"{part}_logit_softcapping") for part in ("attn", "final")]
         if any(bool(cap) != family.capped for cap in caps):
@@ -205,10 +314,17 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
         problems.append("fewer key heads than query heads")
     if family.experts:
         # A class without this key has only one behaviour.
-        if config.get("norm_topk_prob", family.weights_sum_to_one) != family.weights_sum_to_one:
-            problems.append(f"norm_topk_prob {config['norm_topk_prob']}")
+        sums, sums_there = config.get("norm_topk_prob"), family.weights_sum_to_one
+        if None not in (sums, sums_there) and sums != sums_there:
+            problems.append(f"norm_topk_prob {sums}")
         if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
             problems.append("blocks without experts")
+        problems += _unlike_experts(family, config)
+    problems += [
+        f"{name} {config[name]}"
+        for name, value in family.fixed.items()
+        if config.get(name) not in (None, value)
+    ]
     if problems:
         raise SourceError(
             f"{folder} differs from the {family.llamacpp} models that llama.cpp supports "

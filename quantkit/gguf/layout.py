@@ -3,12 +3,13 @@
 Most tensors are only renamed. Queries and keys of some families are reordered, since llama.cpp
 rotates neighbouring columns where transformers rotates the halves of a head; Gemma's norms store
 the 1 that transformers adds at run time; a block's experts are stacked into one tensor; factors for
-rotary frequencies are tensors there and config settings here. Tied heads are left out: llama.cpp
-then uses the embedding.
+rotary frequencies are tensors there and config settings here. A layer that projects a latent vector
+up to keys and values becomes two tensors. Tied heads are left out: llama.cpp then uses the
+embedding.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -115,25 +116,35 @@ class Layout:
             return _pairs(weight, tensor.n_heads)
         if tensor.change is Change.ADD_ONE:
             return weight.float() + 1
+        if tensor.change is Change.FLATTEN:
+            return weight.reshape(tensor.shape)
+        if tensor.rows is not None:
+            return _cut(tensor, weight)
         return weight
 
     def restore_one(self, tensor: GGUFTensor, weight: torch.Tensor) -> torch.Tensor:
         """The numbers of one source tensor in their original order: the inverse of `arranged`."""
         if tensor.change is Change.PERMUTE:
             return _halves(weight, tensor.n_heads)
+        if tensor.change is Change.FLATTEN:
+            return weight.reshape(self.source.tensors[tensor.parts[0]].shape)
         return weight - 1 if tensor.change is Change.ADD_ONE else weight
 
-    def restore(self, name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The source tensors that a tensor of the file stands for: the inverse of `build`.
+    def restore(self, read: Callable[[str], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The source tensors that a file's tensors stand for: the inverse of `build`.
 
         Exact for reordered tensors; where 1 was added, exact to the last bit of a float32 near 1.
         """
-        tensor = self.by_name[name]
-        if tensor.change is Change.COMPUTE:
-            return {}
-        if tensor.change is Change.STACK:
-            return dict(zip(tensor.parts, weight, strict=True))
-        return {tensor.parts[0]: self.restore_one(tensor, weight)}
+        for tensor in self.tensors:
+            if tensor.change is Change.COMPUTE:
+                continue
+            if tensor.change is Change.STACK:
+                yield from zip(tensor.parts, read(tensor.name), strict=True)
+            elif tensor.rows is None:
+                yield tensor.parts[0], self.restore_one(tensor, read(tensor.name))
+            elif tensor.rows[0] == 0:
+                both = [one for one in self.tensors if one.parts == tensor.parts]
+                yield tensor.parts[0], _joined(both, [read(one.name) for one in both])
 
 
 def _pairs(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
@@ -146,6 +157,25 @@ def _halves(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
     """The inverse of `_pairs`."""
     shape = weight.shape
     return weight.reshape(n_heads, -1, 2, *shape[1:]).transpose(1, 2).reshape(shape)
+
+
+def _cut(tensor: GGUFTensor, weight: torch.Tensor) -> torch.Tensor:
+    """The rows of a layer that one of its two tensors holds."""
+    assert tensor.rows is not None
+    rows = slice(*tensor.rows)
+    if tensor.change is Change.HALVES:
+        return weight[rows]
+    heads = weight.reshape(tensor.n_heads, -1, weight.shape[1])[:, rows]
+    # Keys, the first rows, multiply queries from the other side.
+    return (heads.transpose(1, 2) if rows.start == 0 else heads).contiguous()
+
+
+def _joined(tensors: Sequence[GGUFTensor], weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The inverse of `_cut`."""
+    first, second = weights
+    if tensors[0].change is Change.HALVES:
+        return torch.cat((first, second))
+    return torch.cat((first.transpose(1, 2), second), dim=1).flatten(0, 1)
 
 
 def _rope_factors(name: str, config: Mapping[str, Any]) -> torch.Tensor:

@@ -85,7 +85,10 @@ def layer_of(tensor: GGUFTensor) -> str:
     """The source's name for the layer that a tensor holds, as in manifests of other formats."""
     if len(tensor.parts) > 1 and tensor.module is not None:  # experts
         return tensor.module
-    return tensor.parts[0].removesuffix(".weight")
+    layer = tensor.parts[0].removesuffix(".weight")
+    if tensor.rows is not None:  # one of two
+        return f"{layer}.{tensor.name.split('.')[2]}"
+    return layer
 
 
 def make(layout: AnyLayout, recipe: GGUFRecipe, has_importance: bool) -> GGUFPlan:

@@ -32,6 +32,16 @@ EMBEDDING = "model.embed_tokens.weight"
 NVFP4_BLOCK = GGML_QUANT_SIZES[GGMLQuantizationType.NVFP4][0]
 NUMBER = re.compile(r"\.(\d+)\.")
 BLOCK = re.compile(r"^blk\.\d+\.")
+AHEAD = ("mtp.", "model.mtp_")
+"""Beginnings of the names of heads that predict further tokens."""
+ENDINGS = {
+    "_correction_bias": "_correction.bias",
+    ".expert_bias": ".expert_bias.bias",
+    ".sinks": ".sinks.weight",
+}
+"""Endings of names that are neither a weight nor a bias, and what llama.cpp makes of them."""
+FLAT = ("exp_probs_b.bias", "shortconv.conv.weight")
+"""Tensors that have a dimension of one in transformers and none in a file."""
 ROPE_TENSORS = {
     MODEL_TENSOR.ROPE_FREQS: "llama3",
     MODEL_TENSOR.ROPE_FACTORS_LONG: "long_factor",
@@ -46,10 +56,29 @@ class Change(Enum):
     PERMUTE = "permute"
     """Rows of each head change from two halves to neighbouring pairs."""
     ADD_ONE = "add one"
+    FLATTEN = "flatten"
+    """Without dimensions of one."""
     STACK = "stack"
     """The same layer of every expert, stacked."""
+    HALVES = "halves"
+    """One half of the rows; another tensor has the other."""
+    HEADS = "heads"
+    """Keys or values of every head, of a layer that projects a latent vector up to both; keys are
+    transposed.
+    """
     COMPUTE = "compute"
     """Not in the source: derived from the config."""
+
+
+SPLIT = {
+    "shared_mlp.input_linear.weight": (
+        Change.HALVES, (MODEL_TENSOR.FFN_GATE_SHEXP, MODEL_TENSOR.FFN_UP_SHEXP),
+    ),
+    "self_attn.kv_b_proj.weight": (
+        Change.HEADS, (MODEL_TENSOR.ATTN_K_B, MODEL_TENSOR.ATTN_V_B),
+    ),
+}  # fmt: skip
+"""Weights that become two tensors, by their names in a block."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +92,11 @@ class GGUFTensor:
     """The source tensors that it is built from."""
     change: Change = Change.NONE
     n_heads: int = 0
-    """For `PERMUTE`: the number of heads that the rows hold."""
+    """For `PERMUTE` and `HEADS`: the number of heads that the rows hold."""
     module: str | None = None
     """The linear layer whose weight this is; for experts, without their index."""
+    rows: tuple[int, int] | None = None
+    """For `HALVES` and `HEADS`: which rows this is, of all or of every head."""
 
 
 def tensors_of(
@@ -78,7 +109,10 @@ def tensors_of(
     for stored in source.values():
         if any(fnmatch.fnmatchcase(stored.name, pattern) for pattern in IGNORABLE):
             continue
-        if tied and stored.name == HEAD:
+        if (tied and stored.name == HEAD) or is_ahead(stored.name, config):
+            continue
+        if parts := _split(stored, config):
+            tensors += parts
             continue
         if family.experts and (stack := expert_stack(stored.name, family)) is not None:
             experts.setdefault(stack, []).append(stored)
@@ -96,6 +130,37 @@ def tensors_of(
     return tensors + _stacks(experts, config, folder) + _computed(config)
 
 
+def is_ahead(stored: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tensor belongs to a head that predicts further tokens: files do without it."""
+    found = NUMBER.search(stored)
+    n_more = config.get("num_nextn_predict_layers") or 0
+    first = config["num_hidden_layers"]
+    is_beyond = found is not None and first <= int(found[1]) < first + n_more
+    return is_beyond or stored.startswith(AHEAD)
+
+
+def _split(stored: TensorSpec, config: Mapping[str, Any]) -> list[GGUFTensor]:
+    """The tensors of a file that one of the model becomes; empty where it becomes one."""
+    found = NUMBER.search(stored.name)
+    ending = stored.name[found.end() :] if found else ""
+    if found is None or ending not in SPLIT:
+        return []
+    change, kinds = SPLIT[ending]
+    rows, columns = stored.shape
+    shapes: list[tuple[int, ...]] = [(rows // 2, columns)] * 2
+    n_heads, half, end = 0, rows // 2, rows
+    if change is Change.HEADS:
+        n_heads, half = config["num_attention_heads"], config["qk_nope_head_dim"]
+        end = half + config["v_head_dim"]
+        shapes = [(n_heads, columns, half), (n_heads, end - half, columns)]
+    names = [f"{TENSOR_NAMES[kind].format(bid=found[1])}.weight" for kind in kinds]
+    parts = (stored.name,)
+    return [
+        GGUFTensor(names[0], shapes[0], parts, change, n_heads, rows=(0, half)),
+        GGUFTensor(names[1], shapes[1], parts, change, n_heads, rows=(half, end)),
+    ]
+
+
 def file_name(stored: str, family: Family, n_layers: int) -> str | None:
     """A tensor's name in a file; None where llama.cpp has no place for it.
 
@@ -105,6 +170,8 @@ def file_name(stored: str, family: Family, n_layers: int) -> str | None:
     if found is not None and int(found[1]) >= n_layers:
         return None
     first = stored if found is None else f"{stored[: found.start()]}.0.{stored[found.end() :]}"
+    for ending, name_there in ENDINGS.items():
+        first = first.replace(ending, name_there) if first.endswith(ending) else first
     name: str | None = _names(family.llamacpp).get_name(first, try_suffixes=(".weight", ".bias"))
     if name is None or found is None:
         return name
@@ -125,11 +192,11 @@ def expert_stack(stored: str, family: Family) -> str | None:
     """The file's tensor that holds one expert's weight; None for other tensors."""
     found = EXPERT.search(stored)
     block = re.search(r"\.layers\.(\d+)\.", stored)
-    layer = stored[found.end() :].removesuffix(".weight") if found else ""
+    layer, _, ending = stored[found.end() :].rpartition(".") if found else ("", "", "")
     if block is None or layer not in family.mlp_parts:
         return None
     kind = EXPERT_TENSORS[family.mlp_parts.index(layer)]
-    return f"{TENSOR_NAMES[kind].format(bid=block[1])}.weight"
+    return f"{TENSOR_NAMES[kind].format(bid=block[1])}.{ending}"
 
 
 def _stacks(
@@ -148,10 +215,11 @@ def _stacks(
             )
         if len(shapes) > 1:
             raise SourceError(f"{folder}: experts of {name} have different shapes")
-        layer = EXPERT.sub(_without_number, ordered[0].name).removesuffix(".weight")
+        layer, _, ending = EXPERT.sub(_without_number, ordered[0].name).rpartition(".")
         sources = tuple(spec.name for spec in ordered)
         shape = (n_experts, *ordered[0].shape)
-        stacks.append(GGUFTensor(name, shape, sources, Change.STACK, module=layer))
+        module = layer if ending == "weight" else None
+        stacks.append(GGUFTensor(name, shape, sources, Change.STACK, module=module))
     return stacks
 
 
@@ -174,6 +242,8 @@ def _tensor(
         change, n_heads = Change.PERMUTE, shape[0] // head_dim(config)
     elif family.shifted_norms and stored.endswith("norm.weight"):
         change = Change.ADD_ONE
+    elif 1 in shape and name.endswith(FLAT):
+        change, shape = Change.FLATTEN, tuple(size for size in shape if size > 1)
     is_linear = len(shape) == 2 and stored.endswith(".weight") and stored != EMBEDDING
     module = stored.removesuffix(".weight") if is_linear else None
     return GGUFTensor(name, shape, (stored,), change, n_heads, module)

@@ -13,7 +13,8 @@ import torch
 from gguf import Keys
 
 from quantkit.errors import SourceError
-from quantkit.families import FAMILIES, MULTIPLIERS, Family, geometry
+from quantkit.families import FAMILIES, Family, geometry
+from quantkit.families.record import MULTIPLIERS
 from quantkit.gguf.layout import llama3_factors
 from quantkit.gguf.reader import GGUF
 
@@ -80,9 +81,12 @@ def family_of(file: GGUF) -> tuple[str, Family]:
     architecture = str(file.metadata.get(Keys.General.ARCHITECTURE))
     mixture = Keys.LLM.EXPERT_COUNT.format(arch=architecture) in file.metadata
     for model_type, family in FAMILIES.items():
+        if not family.readable:
+            continue
         if family.llamacpp == architecture and bool(family.experts) == mixture:
             return model_type, family
-    known = sorted({family.llamacpp for family in FAMILIES.values() if family.llamacpp})
+    readable = (family for family in FAMILIES.values() if family.readable)
+    known = sorted({family.llamacpp for family in readable if family.llamacpp})
     raise SourceError(
         f"{file.path} is of architecture {architecture}, which quantkit cannot write as a model "
         f"folder; give the model that it was made from, or a file of one of: {', '.join(known)}"

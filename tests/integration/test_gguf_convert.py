@@ -29,8 +29,9 @@ from quantkit.model.source import ModelSource
 
 gguf = pytest.importorskip("gguf")
 llamacpp = pytest.importorskip("llamacpp", reason="llama.cpp is not installed")
-F16, F32 = gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.F32
-FLOATS = {F16: torch.float16, F32: torch.float32}
+floats = pytest.importorskip("gguf_floats")
+convert, largest_difference, without = floats.convert, floats.largest_difference, floats.without
+F16, F32 = floats.F16, floats.F32
 
 # Larger weights than a fresh model has, so that attention looks at some places more than others.
 SHARP = SMALL | {"initializer_range": 0.08}
@@ -112,17 +113,6 @@ KEYS = {
 }
 
 
-def convert(source, path, kind=F32, layout=None):
-    layout = layout or Layout.of(source)
-    metadata = general(layout, source, gguf.LlamaFileType.ALL_F32) | layout.metadata
-    metadata |= vocabulary(source, layout.n_vocabulary)
-    kinds = {t.name: kind if len(t.shape) > 1 else F32 for t in layout.tensors}
-    file = GGUFFile(path, metadata, [(t.name, t.shape, kinds[t.name]) for t in layout.tensors])
-    for tensor in layout.tensors:
-        file.write(tensor.name, layout.build(tensor.name).to(FLOATS[kinds[tensor.name]]))
-    return file.close()
-
-
 OFTEN = ("llama", "llama 3.1", "gemma3", "qwen3 with yarn", "qwen3_moe")
 """Between them they have every kind of change."""
 
@@ -134,37 +124,10 @@ def family(request, tmp_path_factory):
     return request.param, *make_source(name, folder, CONFIGS[request.param])
 
 
-def largest_difference(model, path):
-    found = []
-    with llamacpp.serve(path) as server:
-        for n_tokens in (5, 40):  # 40 is beyond the sliding windows
-            generator = torch.Generator().manual_seed(n_tokens)
-            tokens = torch.randint(3, 4096, (1, n_tokens), generator=generator)
-            with torch.no_grad():
-                expected = model(tokens).logits[0, -1].log_softmax(-1)
-            got = llamacpp.next_token(server, tokens[0].tolist(), 4096)
-            found.append((got - expected).abs().max().item())
-    return max(found)
-
-
 def test_llama_cpp_computes_what_transformers_computes(family, tmp_path):
     name, model, source = family
     convert(source, tmp_path / "model.gguf")
     assert largest_difference(model, tmp_path / "model.gguf") < TOLERANCE.get(name, 2e-4)
-
-
-def without(layout, part):
-    """A layout without a change of its tensors, or with a wrong number under a key."""
-    if isinstance(part, str):
-        key = f"{layout.family.llamacpp}.{part}"
-        wrong = layout.metadata[key] // 2 if "window" in part else layout.metadata[key] * 3
-        return replace(layout, metadata=layout.metadata | {key: wrong})
-    kept = [t for t in layout.tensors if not t.change is part is Change.COMPUTE]
-    if part is Change.STACK:  # experts in another order than their router knows
-        wrong = [replace(t, parts=t.parts[::-1]) if t.change is part else t for t in kept]
-        return replace(layout, tensors=wrong)
-    plain = [replace(t, change=Change.NONE) if t.change is part else t for t in kept]
-    return replace(layout, tensors=plain)
 
 
 @pytest.mark.parametrize(
@@ -203,11 +166,10 @@ def test_a_file_becomes_the_model_that_it_was_made_from(family, tmp_path):
 
 def test_restore_is_the_inverse_of_build(family):
     _, _, source = family
-    layout, restored = Layout.of(source), {}
+    layout = Layout.of(source)
     for tensor in layout.tensors:
-        built = layout.build(tensor.name)
-        assert tuple(built.shape) == tensor.shape
-        restored |= layout.restore(tensor.name, built.float())
+        assert tuple(layout.build(tensor.name).shape) == tensor.shape
+    restored = dict(layout.restore(lambda name: layout.build(name).float()))
     tied = layout.config["tie_word_embeddings"]
     assert restored.keys() == source.tensors.keys() - ({"lm_head.weight"} if tied else set())
     for name, weight in restored.items():
