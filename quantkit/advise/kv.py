@@ -1,8 +1,9 @@
 """Bytes of one sequence in the KV cache, layer by layer, from the config.
 
 A sliding-window layer keeps no more than its window; one with latent attention (DeepSeek V2 and V3)
-keeps one compressed vector per token instead of keys and values of all heads. Linear attention,
-state-space and convolution layers keep a state whose size does not depend on the context.
+keeps one compressed vector per token instead of keys and values of all heads. DeepSeek V4 keeps a
+window, and beyond it one vector for every few tokens. Linear attention, state-space and convolution
+layers keep a state whose size does not depend on the context.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from quantkit.families import geometry
 FULL = ("full_attention", "attention", "global", "hybrid", "minimax_m3_sparse")
 WINDOWED = ("sliding_attention", "chunked_attention", "local")
 RECURRENT = ("linear_attention", "mamba", "conv")
+COMPRESSED = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+"""Layers that keep one vector for this many tokens, if the config does not say (DeepSeek V4)."""
 WITHOUT = ("moe", "mlp")
 """Layers that keep nothing (Nemotron-H)."""
 WIDE = 2
@@ -29,10 +32,20 @@ class Layer:
     """Numbers per token, on each GPU."""
     window: int | None = None
     """Most tokens it keeps; None: all."""
+    n_compressed: int = 0
+    """Numbers of every vector that stands for several tokens."""
+    rate: int = 1
+    """How many tokens that is."""
 
     def values(self, context: int) -> int:
         """Numbers for a sequence of this length."""
-        return self.n_values * (context if self.window is None else min(context, self.window))
+        kept = self.n_values * (context if self.window is None else min(context, self.window))
+        return kept + self.n_compressed * (context // self.rate)
+
+    def attended(self, context: int) -> int:
+        """Entries that the last token of such a sequence attends to."""
+        kept = min(context, self.window or context)
+        return kept + (context // self.rate if self.n_compressed else 0)
 
 
 def bytes_for(config: Mapping[str, Any], context: int, kv_bits: int = 16, n_gpus: int = 1) -> int:
@@ -47,9 +60,19 @@ def layers(config: Mapping[str, Any], n_gpus: int = 1) -> list[Layer]:
     for kind, window in _windows(config):
         if kind in RECURRENT:  # as if it kept one token
             found.append(Layer(WIDE * -(-_state(config, kind) // n_gpus), 1))
+        elif kind in COMPRESSED:
+            found.append(_compressed(config, kind))
         else:
             found.append(Layer(0, 1) if kind in WITHOUT else Layer(n_values, window))
     return found
+
+
+def _compressed(config: Mapping[str, Any], kind: str) -> Layer:
+    """One head, whose keys are its values, on every GPU; sparse layers also keep an index."""
+    rates = config.get("compress_rates") or COMPRESSED
+    wide, window = geometry.head_dim(config), config.get("sliding_window")
+    index = config.get("index_head_dim") or 0 if kind == "compressed_sparse_attention" else 0
+    return Layer(wide, window, wide + index, int(rates.get(kind) or COMPRESSED[kind]))
 
 
 def _state(config: Mapping[str, Any], kind: str) -> int:
@@ -107,9 +130,9 @@ def _windows(config: Mapping[str, Any]) -> list[tuple[str, int | None]]:
         "chunked_attention": config.get("attention_chunk_size"),
     }
     for kind in kinds:
-        if kind not in FULL + WINDOWED + RECURRENT + WITHOUT:
+        if kind not in (*FULL, *WINDOWED, *RECURRENT, *WITHOUT, *COMPRESSED):
             raise SourceError(
                 f"the config has layers of kind {kind}, whose cache size is unknown; "
-                f"known: {', '.join(FULL + WINDOWED + RECURRENT)}"
+                f"known: {', '.join((*FULL, *WINDOWED, *RECURRENT, *COMPRESSED))}"
             )
     return [(kind, sizes.get(kind)) for kind in kinds]

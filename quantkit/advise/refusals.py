@@ -10,6 +10,7 @@ from quantkit import formats
 from quantkit.advise import parallel, weights
 from quantkit.advise.shape import ModelShape, at_block
 from quantkit.dispatch import prediction
+from quantkit.errors import RecipeError
 from quantkit.hardware import support
 from quantkit.hardware.gpus import GPU
 from quantkit.model.headers import TensorSpec
@@ -22,7 +23,7 @@ UNSERVED = ("gpt-oss-experts",)
 
 
 def refusal(shape: ModelShape, recipe: AnyRecipe | None, gpu: GPU) -> str | None:
-    """Why vLLM would refuse the result on a GPU; None if it loads, or if that is unknown."""
+    """Why quantkit or vLLM would refuse it on a GPU; None if it loads, or if that is unknown."""
     if isinstance(recipe, Recipe) and gpu.vendor == "cpu" and parallel.n_experts(shape):
         is_fp8 = support.format_of(recipe).startswith("fp8")
         return "vLLM's kernels for FP8 experts on CPUs need AMX" if is_fp8 else None
@@ -36,7 +37,10 @@ def refusal(shape: ModelShape, recipe: AnyRecipe | None, gpu: GPU) -> str | None
 
 
 def _refusal(shape: ModelShape, recipe: Recipe, gpu: GPU) -> str | None:
-    config, specs = _to_be(shape, recipe)
+    try:
+        config, specs = _to_be(shape, recipe)
+    except RecipeError as error:
+        return str(error).removeprefix(f"recipe {recipe.name}: ")
     for one in prediction.of_tensors(config, specs, gpu=gpu).faults:
         if one.rule.id in OWN:
             continue

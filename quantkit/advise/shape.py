@@ -419,8 +419,11 @@ def _shape(
     among = frozenset(routers)
     tensors = tuple(Tensor(t.name, t.dtype, tuple(t.shape), _is_linear(t, among)) for t in stored)
     parents = (t.name.removesuffix(".weight").rpartition(".") for t in tensors if t.is_linear)
-    attentions = dict.fromkeys(parent for parent, _, last in parents if last in CACHED)
-    return ModelShape(label, config, tensors, assumed, routers, note, _attentions=tuple(attentions))
+    cached = dict.fromkeys(parent for parent, _, last in parents if last in CACHED)
+    # With an index of keys, the cache has a format of its own (`model/skeleton.py`).
+    indexed = {t.name.partition(".indexer.")[0] for t in tensors if ".indexer." in t.name}
+    attentions = tuple(name for name in cached if name not in indexed)
+    return ModelShape(label, config, tensors, assumed, routers, note, _attentions=attentions)
 
 
 def _kept(module: str, among: Collection[str], first_shared: int) -> str | None:

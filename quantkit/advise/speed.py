@@ -147,7 +147,7 @@ class Case:
 
     def pairs(self, depth: int) -> int:
         """Tokens that a token attends to, over all layers."""
-        return sum(n * min(depth, layer.window or depth) for layer, n in self.layers)
+        return sum(n * layer.attended(depth) for layer, n in self.layers)
 
     def prompt_pairs(self, prompt: int) -> float:
         """The same for all tokens of a prompt together, with causal attention."""
@@ -155,6 +155,8 @@ class Case:
         for layer, n in self.layers:
             seen = min(prompt, layer.window or prompt)
             total += n * (seen * prompt - seen**2 / 2)  # until the window is full, half of it
+            if layer.n_compressed:
+                total += n * prompt**2 / 2 / layer.rate
         return total
 
     @cached_property

@@ -44,6 +44,12 @@ PATTERN = {"M": "mamba", "*": FULL, "-": "mlp", "E": "moe"}
 """Letters by which Nemotron-H's configs name their layers."""
 
 
+RATIOS = {
+    0: SLIDING, 4: "compressed_sparse_attention", 128: "heavily_compressed_attention",
+}  # fmt: skip
+"""Numbers by which DeepSeek V4's published configs name theirs."""
+
+
 def _hybrid(config: Mapping[str, Any]) -> list[str]:
     """The same of models with recurrent layers, in the words of their published configs."""
     if listed := config.get("layers_block_type"):
@@ -51,6 +57,8 @@ def _hybrid(config: Mapping[str, Any]) -> list[str]:
     if pattern := config.get("hybrid_override_pattern"):
         return [PATTERN.get(letter, letter) for letter in pattern]
     layers = range(int(config.get("num_hidden_layers") or 0))
+    if ratios := config.get("compress_ratios"):
+        return [RATIOS.get(ratio, str(ratio)) for ratio in ratios[: len(layers)]]
     if (every := config.get("full_attention_interval")) is not None:
         return [FULL if (index + 1) % every == 0 else "linear_attention" for index in layers]
     if kda := config.get("linear_attn_config"):  # counted from one

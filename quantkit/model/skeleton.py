@@ -191,12 +191,18 @@ def cache_argument(module: "torch.nn.Module") -> str | None:
 
 
 def attentions(module: "torch.nn.Module") -> "dict[str, torch.nn.Module]":
-    """The modules that write keys and values to a cache: the innermost ones that take one."""
+    """The modules that write keys and values to a cache: the innermost ones that take one.
+
+    Neither what DeepSeek V4 compresses nor attention with an index of keys (V3.2) counts: engines
+    keep them in formats of their own, without scales.
+    """
     takers = {
         name: part for name, part in module.named_modules() if cache_argument(part) is not None
     }
     return {
         name: part
         for name, part in takers.items()
-        if name and not any(other.startswith(f"{name}.") for other in takers)
+        if name
+        and not name.endswith((".compressor", ".indexer"))
+        and not any(other.startswith(f"{name}.") for other in takers)
     }

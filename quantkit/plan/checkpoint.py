@@ -194,7 +194,8 @@ def _kv_scales(
         return []
     if not architecture.attentions:
         raise RecipeError(
-            f"recipe {recipe.name}: no module of this model takes a cache of keys and values"
+            f"recipe {recipe.name}: no layer of this model caches keys and values in a form that "
+            "has scales; leave the KV cache in 16 bits"
         )
     dtype = usual_dtype(stored)
     n_heads = architecture.n_kv_heads if recipe.kv_cache.strategy == "attn_head" else None

@@ -99,6 +99,32 @@ def test_layers_of_an_unknown_kind_are_refused():
         kv.bytes_for(said, 10)
 
 
+COMPRESSED = transformers.DeepseekV4Config(
+    vocab_size=128, hidden_size=64, moe_intermediate_size=32, num_hidden_layers=3,
+    num_attention_heads=2, head_dim=32, q_lora_rank=32, o_lora_rank=16, o_groups=2,
+    n_routed_experts=4, num_experts_per_tok=2, index_n_heads=2, index_head_dim=16, index_topk=8,
+    sliding_window=16, partial_rotary_factor=0.5, compress_rates={
+        "compressed_sparse_attention": 4, "heavily_compressed_attention": 8,
+    }, layer_types=[
+        "sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention",
+    ],
+)  # fmt: skip
+
+
+def test_what_is_compressed_beyond_a_window_is_what_the_model_keeps():
+    model = transformers.AutoModelForCausalLM.from_config(COMPRESSED, attn_implementation="eager")
+    with torch.no_grad():
+        kept = model(torch.ones(1, 40, dtype=int), use_cache=True).past_key_values.layers
+    for layer, found in list(zip(kv.layers(COMPRESSED.to_dict()), kept, strict=True))[1:]:
+        numbers = sum(t.numel() for t in found.compressed_kv.values())
+        assert layer.values(40) - layer.values(0) == layer.n_values * 16 + numbers
+        assert layer.n_values == found.keys.shape[-1] * found.keys.shape[1]
+        assert layer.attended(40) == 16 + 40 // layer.rate
+    published = {"compress_ratios": [128, 4, 0, 0], "num_hidden_layers": 3, "layer_types": None}
+    kinds = geometry.layer_types(COMPRESSED.to_dict() | published)
+    assert kinds == [*COMPRESSED.layer_types[1:], COMPRESSED.layer_types[0]]
+
+
 NARROW = {k: v for k, v in SMALL.items() if k != "head_dim"}
 RECURRENT = {
     "qwen3_next": transformers.Qwen3NextConfig(

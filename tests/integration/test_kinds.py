@@ -12,8 +12,9 @@ import torch
 import transformers
 
 import quantkit
+from quantkit.advise import shape, weights
 from quantkit.dispatch import prediction
-from quantkit.errors import SourceError
+from quantkit.errors import RecipeError, SourceError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.model import fused
 from quantkit.model.architecture import Architecture
@@ -111,6 +112,30 @@ def test_every_command_knows_the_family(made, run_cli, tmp_path):
     ):
         result = run_cli(asked)
         assert result.code == 0, (asked[0], result.stderr)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "deepseek_v4"])
+def test_caches_of_an_unusual_form_are_advised_on_and_served(family, run_cli, tmp_path):
+    families.build(family, tmp_path / family)
+    advice = run_cli(["recommend", tmp_path / family, "--gpu", "L40S", "--json"])
+    assert advice.code == 0, advice.stderr
+    (answer,) = json.loads(advice.stdout)["answers"]
+    offered = {one["format"] for one in answer["candidates"] if one["serves"]}
+    assert "fp8-dynamic" in offered
+    assert ("fp8-dynamic+kv-fp8" in offered) == (family == "qwen3_5_moe")
+    served = run_cli(["serve", tmp_path / family, "--dry-run", "--gpu", "L40S"])
+    assert served.code == 0, served.stderr
+    assert "vllm serve" in served.stdout
+
+
+@pytest.mark.parametrize("family", ["deepseek_v4", "deepseek_v32"])
+def test_a_cache_without_scales_is_refused_and_not_offered(family, tmp_path):
+    families.build(family, tmp_path / family)
+    recipe = Recipe.load("fp8-dynamic+kv-fp8")
+    with pytest.raises(RecipeError, match="caches keys and values in a form that has scales"):
+        plan(tmp_path / family, recipe)
+    with pytest.raises(RecipeError, match="caches keys and values in a form that has scales"):
+        weights.plan(shape.of(str(tmp_path / family)), recipe)
 
 
 def test_all_that_is_not_language_is_copied_and_ignored(tmp_path):
