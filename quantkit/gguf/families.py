@@ -45,8 +45,8 @@ def family_of(config: Mapping[str, Any], folder: Path) -> Family:
         )
     if family is None:
         raise SourceError(
-            f"{folder} is a {names[0]}, which GGUF output does not support; supported: "
-            f"{', '.join(sorted(WRITTEN))}"
+            f"{folder} is a {names[0]}, which GGUF output does not support; llama.cpp's names for "
+            f"what it does: {', '.join(sorted({each.llamacpp for each in WRITTEN.values()}))}"
         )
     return family
 

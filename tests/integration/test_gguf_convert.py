@@ -200,7 +200,7 @@ def test_context_ends_where_a_window_would_begin(tmp_path):
 @pytest.mark.parametrize(
     ("name", "config", "reason"),
     [
-        ("olmo2", FAMILIES["olmo2"], "Olmo2ForCausalLM.*LlamaForCausalLM"),
+        ("olmo2", FAMILIES["olmo2"], "Olmo2ForCausalLM.*gemma2.*llama"),
         ("llama", transformers.LlamaConfig(**SMALL, hidden_act="relu"), "activation relu"),
         ("qwen3_moe", transformers.Qwen3MoeConfig(**EXPERTS), "norm_topk_prob False"),
         (
