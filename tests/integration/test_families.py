@@ -3,6 +3,7 @@
 import pytest
 import torch
 from families import FAMILIES, make_source
+from notes import Notes
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from quantkit.export.checkpoint import Checkpoint
@@ -12,7 +13,7 @@ from quantkit.model.skeleton import attentions
 from quantkit.onepass import feeders, kvcache
 from quantkit.onepass.calibrated import Work
 from quantkit.onepass.collector import Collector
-from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.onepass.ranks import Ranks
 from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
@@ -177,3 +178,21 @@ def test_nothing_is_folded_past_what_a_recipe_leaves_alone(tmp_path, tokens, lef
     assert (output - before).norm() / before.norm() < 1e-5
     assert "mlp.down_proj" in work.in_scale
     assert "self_attn.k_proj" not in work.in_scale
+
+
+def test_a_recipe_that_finds_nothing_to_fold_says_so(tmp_path):
+    """Only o and down are left, and what feeds them stays as it is."""
+    _, source = make_source("llama", tmp_path / "model")
+    whole = Recipe.load("awq-w4a16")
+    ignore = [*whole.ignore, r"re:.*\.(q|k|v|gate|up)_proj"]
+    bare = whole.model_copy(update={"name": "awq-bare", "ignore": ignore})
+    rounded = Recipe.load("rtn-w4a16").model_copy(update={"name": "rtn-bare", "ignore": ignore})
+    progress = Notes()
+    recipes, choice = [whole, bare, rounded], CalibrationChoice("python-docs", 8, 64)
+    made = quantize(source, recipes, tmp_path / "out", calibration=choice, run=Run(progress))
+    said = [note for note in progress.notes if "fold" in note]
+    assert said == [
+        "warning: awq-bare cannot fold scales in this model: no norm or projection feeds its "
+        "layers alone; it only rounds"
+    ]
+    assert [bool(checkpoint.scales) for checkpoint in made] == [True, False, False]
