@@ -187,8 +187,10 @@ def test_a_recipe_that_finds_nothing_to_fold_says_so(tmp_path):
     ignore = [*whole.ignore, r"re:.*\.(q|k|v|gate|up)_proj"]
     bare = whole.model_copy(update={"name": "awq-bare", "ignore": ignore})
     rounded = Recipe.load("rtn-w4a16").model_copy(update={"name": "rtn-bare", "ignore": ignore})
+    text = tmp_path / "text.txt"
+    text.write_text("A norm feeds more than one layer, and a layer is fed by one norm. " * 200)
     progress = Notes()
-    recipes, choice = [whole, bare, rounded], CalibrationChoice("python-docs", 8, 64)
+    recipes, choice = [whole, bare, rounded], CalibrationChoice(str(text), 8, 64)
     made = quantize(source, recipes, tmp_path / "out", calibration=choice, run=Run(progress))
     said = [note for note in progress.notes if "fold" in note]
     assert said == [
