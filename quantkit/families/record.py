@@ -79,6 +79,8 @@ class Family:
     """Blocks without attention have a short convolution."""
     fixed_ntk: bool = False
     """`alpha` of `dynamic` rotary scaling changes the base, whatever the length."""
+    full_every: int = 0
+    """Every n-th block has attention, the others linear attention."""
     latent: bool = False
     """Keys and values come from a latent vector (MLA)."""
     keys: Mapping[str, Any] = field(default_factory=dict)

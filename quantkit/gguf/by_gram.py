@@ -27,14 +27,14 @@ TINY = 1e-20
 """Stands for a scale of zero, by which nothing can be divided: all its levels mean the same."""
 
 
-def chosen(plan: GGUFPlan) -> dict[str, GGUFTensor]:
-    """Tensors whose levels GPTQ chooses, by the linears that they hold."""
-    return {
-        part.removesuffix(".weight"): tensor
-        for tensor in plan.layout.tensors
-        if tensor.module is not None and plan.kinds[tensor.name] in KINDS
-        for part in tensor.parts
-    }
+def chosen(plan: GGUFPlan) -> dict[str, list[GGUFTensor]]:
+    """Tensors whose levels GPTQ chooses, by the linears that they hold, in part or as a whole."""
+    found: dict[str, list[GGUFTensor]] = {}
+    for tensor in plan.layout.tensors:
+        if tensor.module is not None and plan.kinds[tensor.name] in KINDS:
+            for part in tensor.parts:
+                found.setdefault(part.removesuffix(".weight"), []).append(tensor)
+    return found
 
 
 @dataclass(frozen=True)

@@ -310,6 +310,12 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
         rotated = [int((index + 1) % every != 0) for index in range(n_blocks)]
         if list(config.get("no_rope_layers") or rotated) != rotated:
             problems.append(f"rotation other than in all but each {every}th block")
+    if every := family.full_every:
+        known = [FULL if (i + 1) % every == 0 else "linear_attention" for i in range(n_blocks)]
+        if layer_types(config) != known:
+            problems.append(f"attention other than in each {every}th block")
+        if config["linear_key_head_dim"] != config["linear_value_head_dim"]:
+            problems.append("linear attention with values wider or narrower than keys")
     if family.head_norms == "all" and n_kv_heads(config) != config["num_attention_heads"]:
         problems.append("fewer key heads than query heads")
     if family.experts:

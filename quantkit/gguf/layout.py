@@ -116,6 +116,8 @@ class Layout:
             return _pairs(weight, tensor.n_heads)
         if tensor.change is Change.ADD_ONE:
             return weight.float() + 1
+        if tensor.change is Change.NEGATE_EXPONENTIAL:
+            return -weight.float().exp()
         if tensor.change is Change.FLATTEN:
             return weight.reshape(tensor.shape)
         if tensor.rows is not None:
@@ -126,6 +128,8 @@ class Layout:
         """The numbers of one source tensor in their original order: the inverse of `arranged`."""
         if tensor.change is Change.PERMUTE:
             return _halves(weight, tensor.n_heads)
+        if tensor.change is Change.NEGATE_EXPONENTIAL:
+            return (-weight).log()
         if tensor.change is Change.FLATTEN:
             return weight.reshape(self.source.tensors[tensor.parts[0]].shape)
         return weight - 1 if tensor.change is Change.ADD_ONE else weight
@@ -165,7 +169,10 @@ def _cut(tensor: GGUFTensor, weight: torch.Tensor) -> torch.Tensor:
     rows = slice(*tensor.rows)
     if tensor.change is Change.HALVES:
         return weight[rows]
-    heads = weight.reshape(tensor.n_heads, -1, weight.shape[1])[:, rows]
+    heads = weight.reshape(tensor.n_heads, -1, weight.shape[1])
+    if tensor.change is Change.GATED:
+        return torch.cat([part.flatten(0, 1) for part in _gated(tensor, heads)])
+    heads = heads[:, rows]
     # Keys, the first rows, multiply queries from the other side.
     return (heads.transpose(1, 2) if rows.start == 0 else heads).contiguous()
 
@@ -175,7 +182,24 @@ def _joined(tensors: Sequence[GGUFTensor], weights: Sequence[torch.Tensor]) -> t
     first, second = weights
     if tensors[0].change is Change.HALVES:
         return torch.cat((first, second))
+    if tensors[0].change is Change.GATED:
+        n_heads, columns = tensors[0].n_heads, first.shape[1]
+        gates = second.shape[0]
+        keys = (first.shape[0] - gates) // 2
+        every = (*torch.split(first, [keys, keys, gates]), second)
+        return torch.cat([part.view(n_heads, -1, columns) for part in every], 1).flatten(0, 1)
     return torch.cat((first.transpose(1, 2), second), dim=1).flatten(0, 1)
+
+
+def _gated(tensor: GGUFTensor, heads: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Queries, keys and values, or gates; as many gates as values."""
+    assert tensor.rows is not None
+    start, end = tensor.rows
+    if start:
+        return (heads[:, start:end],)
+    gates = heads.shape[1] - end
+    keys = (end - gates) // 2
+    return torch.split(heads[:, :end], [keys, keys, gates], dim=1)
 
 
 def _rope_factors(name: str, config: Mapping[str, Any]) -> torch.Tensor:

@@ -36,11 +36,12 @@ AHEAD = ("mtp.", "model.mtp_")
 """Beginnings of the names of heads that predict further tokens."""
 ENDINGS = {
     "_correction_bias": "_correction.bias",
+    ".dt_bias": ".dt_proj.bias",
     ".expert_bias": ".expert_bias.bias",
     ".sinks": ".sinks.weight",
 }
 """Endings of names that are neither a weight nor a bias, and what llama.cpp makes of them."""
-FLAT = ("exp_probs_b.bias", "shortconv.conv.weight")
+FLAT = ("exp_probs_b.bias", "shortconv.conv.weight", "ssm_conv1d.weight")
 """Tensors that have a dimension of one in transformers and none in a file."""
 ROPE_TENSORS = {
     MODEL_TENSOR.ROPE_FREQS: "llama3",
@@ -60,8 +61,14 @@ class Change(Enum):
     """Without dimensions of one."""
     STACK = "stack"
     """The same layer of every expert, stacked."""
+    NEGATE_EXPONENTIAL = "negate exponential"
+    """A state's decay, which is stored as a logarithm."""
     HALVES = "halves"
     """One half of the rows; another tensor has the other."""
+    GATED = "gated"
+    """Queries, keys and values of all heads, or the gates of all; the model has all four of a key's
+    head together.
+    """
     HEADS = "heads"
     """Keys or values of every head, of a layer that projects a latent vector up to both; keys are
     transposed.
@@ -76,6 +83,9 @@ SPLIT = {
     ),
     "self_attn.kv_b_proj.weight": (
         Change.HEADS, (MODEL_TENSOR.ATTN_K_B, MODEL_TENSOR.ATTN_V_B),
+    ),
+    "linear_attn.in_proj_qkvz.weight": (
+        Change.GATED, (MODEL_TENSOR.ATTN_QKV, MODEL_TENSOR.ATTN_GATE),
     ),
 }  # fmt: skip
 """Weights that become two tensors, by their names in a block."""
@@ -92,11 +102,11 @@ class GGUFTensor:
     """The source tensors that it is built from."""
     change: Change = Change.NONE
     n_heads: int = 0
-    """For `PERMUTE` and `HEADS`: the number of heads that the rows hold."""
+    """For `PERMUTE`, `GATED` and `HEADS`: the number of heads that the rows hold."""
     module: str | None = None
     """The linear layer whose weight this is; for experts, without their index."""
     rows: tuple[int, int] | None = None
-    """For `HALVES` and `HEADS`: which rows this is, of all or of every head."""
+    """For a part of a layer: which rows it is, of all or of every head."""
 
 
 def tensors_of(
@@ -153,11 +163,18 @@ def _split(stored: TensorSpec, config: Mapping[str, Any]) -> list[GGUFTensor]:
         n_heads, half = config["num_attention_heads"], config["qk_nope_head_dim"]
         end = half + config["v_head_dim"]
         shapes = [(n_heads, columns, half), (n_heads, end - half, columns)]
+    elif change is Change.GATED:
+        n_heads = config["linear_num_key_heads"]
+        gates = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        half, end = (rows - gates) // n_heads, rows // n_heads
+        shapes = [(rows - gates, columns), (gates, columns)]
     names = [f"{TENSOR_NAMES[kind].format(bid=found[1])}.weight" for kind in kinds]
-    parts = (stored.name,)
+    parts, module = (stored.name,), stored.name.removesuffix(".weight")
+    # A transposed weight has other inputs.
+    first = None if change is Change.HEADS else module
     return [
-        GGUFTensor(names[0], shapes[0], parts, change, n_heads, rows=(0, half)),
-        GGUFTensor(names[1], shapes[1], parts, change, n_heads, rows=(half, end)),
+        GGUFTensor(names[0], shapes[0], parts, change, n_heads, first, (0, half)),
+        GGUFTensor(names[1], shapes[1], parts, change, n_heads, module, (half, end)),
     ]
 
 
@@ -240,11 +257,18 @@ def _tensor(
     is_query, is_key = (f".{part}." in stored for part in ("q_proj", "k_proj"))
     if family.permuted and (is_query or is_key):
         change, n_heads = Change.PERMUTE, shape[0] // head_dim(config)
-    elif family.shifted_norms and stored.endswith("norm.weight"):
+    elif stored.endswith(".A_log"):
+        change = Change.NEGATE_EXPONENTIAL
+    elif (
+        family.shifted_norms
+        and stored.endswith("norm.weight")
+        and not stored.endswith("linear_attn.norm.weight")
+    ):
         change = Change.ADD_ONE
     elif 1 in shape and name.endswith(FLAT):
         change, shape = Change.FLATTEN, tuple(size for size in shape if size > 1)
     is_linear = len(shape) == 2 and stored.endswith(".weight") and stored != EMBEDDING
+    is_linear = is_linear and change is not Change.FLATTEN
     module = stored.removesuffix(".weight") if is_linear else None
     return GGUFTensor(name, shape, (stored,), change, n_heads, module)
 

@@ -5,7 +5,7 @@ journal once it is solved, so a stopped run resumes after it; the file itself is
 from what was kept.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -107,12 +107,10 @@ class Levels:
             for i in pending:
                 file, tensors = self._files[i], self._tensors[i]
                 with self._clock.on(visit.decoder.device, file.plan.recipe.name):
-                    for module, name in modules.items():
-                        if (tensor := tensors.get(module)) is None:
-                            continue
+                    for module, tensor in _pairs(modules, tensors):
                         if inputs is None:  # worked out once for all that read them
                             inputs = by_gram.Inputs.of(found.collector.statistics[leader])
-                        weight = visit.state[f"{name}.weight"]
+                        weight = visit.state[f"{modules[module]}.weight"]
                         solved = _solve(file.plan, tensor, weight, inputs)
                         made[i].add(tensor, f"{module}.weight", solved)
         for i in pending:
@@ -125,6 +123,13 @@ class Levels:
         """Every block was kept as it was solved."""
 
 
+def _pairs(
+    modules: Iterable[str], tensors: Mapping[str, list[GGUFTensor]]
+) -> list[tuple[str, GGUFTensor]]:
+    """Linears with the tensors that hold them."""
+    return [(module, tensor) for module in modules for tensor in tensors.get(module, ())]
+
+
 def _name(index: int) -> str:
     return f"{index:05d}.blocks"
 
@@ -134,7 +139,8 @@ def _solve(
 ) -> by_gram.Solved:
     assert isinstance(plan.layout, Layout)  # calibration needs a model in Hugging Face form
     kind = plan.kinds[tensor.name]
-    solved = by_gram.quantize(plan.layout.arranged(tensor, weight), kind, inputs)
+    arranged = plan.layout.arranged(tensor, weight)
+    solved = by_gram.quantize(arranged.reshape(-1, arranged.shape[-1]), kind, inputs)
     if not all(value < float("inf") for value in solved.sums):
         raise MethodError(f"{kind.name} gave non-finite values for {tensor.parts[0]}")
     return solved
