@@ -1,13 +1,14 @@
 """Which model families quantkit takes: small random models of each, through every kind of recipe.
 
-    python benchmarks/families.py [FAMILY ...] [--recipes fp8-dynamic gptq-w4a16] [--again]
+    python benchmarks/families.py [FAMILY ...] [--recipes fp8-dynamic gptq-w4a16] [--gguf] [--again]
     python benchmarks/families.py --vllm PYTHON_OF_VLLM --work FOLDER [--jobs 8] [FAMILY ...]
 
 Every family is built by transformers' own classes from its own config, made small; nothing comes
 from a hub. Each recipe is quantised, verified against its source, and loaded back. The reference is
 transformers itself: it loads a copy whose weights are dequantised, in the source's own layout, and
 must give the logits of quantkit's reader. What its compressed-tensors integration reads from the
-checkpoint itself is held against that copy parameter by parameter, in the model's own type.
+checkpoint itself is held against that copy parameter by parameter, in the model's own type. GGUF
+files are read by real llama.cpp, whose log-probabilities must be those of quantkit's reader.
 Results go to one file as they come, so that a stopped run goes on (`--again` starts anew). A family
 that fails has its sentence there.
 `scripts/write_models_page.py` makes docs/models.md of it.
@@ -586,7 +587,10 @@ def check(checkpoint: Checkpoint, source: Path, out: Path) -> dict[str, Any]:
     if not ours.isfinite().all():
         return result | {"ok": False, "reason": "the logits of what was written are not finite"}
     if recipe.startswith("gguf"):
-        return result
+        off = off_in_llamacpp(checkpoint, model)
+        if off > ALIKE:
+            return result | {"ok": False, "reason": f"llama.cpp is off by {off:.2g}"}
+        return result | {"llama.cpp": "the same log-probabilities"}
     kind = json.loads((source / "config.json").read_bytes())["architectures"][0]
     for module in model.modules():
         module._forward_pre_hooks.clear()  # inputs as they come
@@ -600,6 +604,20 @@ def check(checkpoint: Checkpoint, source: Path, out: Path) -> dict[str, Any]:
     return result | {"transformers": own_loader(checkpoint, copy, kind)}
 
 
+@torch.no_grad()
+def off_in_llamacpp(checkpoint: Checkpoint, model: Any) -> float:
+    """Mean difference of log-probabilities between llama.cpp and quantkit's reader."""
+    from quantkit.scoring.llamacpp import LlamaCpp
+
+    ids = torch.randint(1, 4000, (24,), generator=torch.Generator().manual_seed(2))
+    expected = model(input_ids=ids[None], use_cache=False).logits[0].float().log_softmax(-1)
+    expected = expected[:-1].gather(1, ids[1:, None])[:, 0]
+    found: list[torch.Tensor] = []
+    engine = LlamaCpp(checkpoint.gguf.path, 512, None)
+    engine.echo_all([ids.tolist()], [23], lambda _, echo: found.append(torch.tensor(echo.own)))
+    return float((found[0] - expected).abs().mean())
+
+
 UNUSED = re.compile(r"\.(k_proj|v_proj|k_norm)\.")
 EXPERTS_LAST = re.compile(r"\bdown_proj|\boutput_linear|\bw2\b")
 """Experts' last layers, all of a block in one tensor."""
@@ -607,6 +625,8 @@ ONLY_PACKED = "it joins experts in FP8 or packed, and not those in int8"
 SAME_WEIGHTS = "the same weights and logits"
 SAME = 2e-2
 """Of the spread of logits: transformers' experts and ours add up in another order."""
+ALIKE = 0.1
+"""Of log-probabilities: llama.cpp rounds the inputs of quantised layers."""
 
 
 def try_family(name: str, recipes: list[str], known: dict[str, Any]) -> dict[str, Any]:
@@ -669,6 +689,17 @@ def has_gguf(name: str) -> bool:
     return name in records and bool(records[name].llamacpp)
 
 
+def _dated(found: dict[str, Any], before: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Results with versions that differ from most families': of all, or of those that are new."""
+    old = before.get("recipes", {})
+    if not old or not own:
+        return found | ({"versions": own} if own else {})
+    for recipe, result in found.get("recipes", {}).items():
+        if recipe not in old:
+            result["versions"] = own
+    return found | {key: before[key] for key in ("versions",) if key in before}
+
+
 def _in_vllm(arguments: argparse.Namespace) -> None:
     import families_vllm
 
@@ -724,7 +755,7 @@ def main() -> None:
         if all(recipe in before.get("recipes", {}) for recipe in recipes):
             continue
         found = try_family(name, recipes, before)
-        known[name] = {"kind": all_kinds[name], **found} | ({"versions": own} if own else {})
+        known[name] = {"kind": all_kinds[name], **_dated(found, before, own)}
         ordered = {n: known[n] for n in all_kinds if n in known}
         result = {
             "machine": f"{platform.machine()}, CPU",
