@@ -34,5 +34,5 @@ def _stored_bits(entry: Entry) -> int | None:
         return None
     if entry.made.weight_bits is not None:
         return entry.made.weight_bits
-    found = re.match(r"(?:I?Q|B?F)(\d+)", entry.made.method)
+    found = re.match(r"(?:I?Q|(?:B|MX|NV)?FP?)(\d+)", entry.made.method)
     return int(found[1]) if found else None

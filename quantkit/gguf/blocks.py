@@ -3,10 +3,10 @@
 import torch
 from gguf import GGMLQuantizationType
 
-from quantkit.gguf import kquants, nonlinear, plain
+from quantkit.gguf import kquants, mxfp4, nonlinear, plain
 from quantkit.gguf.values import FLOATS
 
-KINDS = plain.KINDS | nonlinear.KINDS | kquants.KINDS
+KINDS = plain.KINDS | nonlinear.KINDS | kquants.KINDS | mxfp4.KINDS
 AT_ONCE = {"cuda": 1 << 25, "cpu": 1 << 18}
 """Weights searched per call: enough to fill a GPU, or few enough to stay in a CPU's caches."""
 

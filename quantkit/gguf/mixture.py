@@ -36,6 +36,7 @@ BASE = {
     "Q6_K": Kind.Q6_K,
     "IQ4_NL": Kind.IQ4_NL,
     "IQ4_XS": Kind.IQ4_XS,
+    "MXFP4_MOE": Kind.MXFP4,
     "NVFP4": Kind.NVFP4,
 }
 """The type of most weights, by file type."""
@@ -209,6 +210,8 @@ class _Rules:
             return self._base
         if self._base == Kind.NVFP4:  # converted: tensors outside the layers keep the model's type
             return Kind.BF16 if name in OUTER else self._base
+        if self._base == Kind.MXFP4:  # by name, since layers of latent attention are stacked too
+            return self._base if "_exps." in name else Kind.Q8_0
         if name == "output.weight" or (self._tied and name in EMBEDDINGS):
             return Kind.Q8_0 if self._base == Kind.Q8_0 else Kind.Q6_K
         role = _role(name)

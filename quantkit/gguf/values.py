@@ -12,7 +12,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The sixteen values of the IQ4 types."""
 FP4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
-"""The values of NVFP4's sixteen codes."""
+"""The values of NVFP4's and MXFP4's sixteen codes."""
 FLOATS = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
@@ -178,6 +178,11 @@ def nvfp4(blocks: torch.Tensor) -> torch.Tensor:
     return (values.view(len(blocks), 4, 16) * scale[:, :, None]).flatten(1)
 
 
+def mxfp4(blocks: torch.Tensor) -> torch.Tensor:
+    table = torch.tensor(FP4, dtype=torch.float32, device=blocks.device)
+    return torch.ldexp(table[_nibbles(blocks[:, 1:]).long()], blocks[:, :1].int() - 127)
+
+
 KINDS: dict[GGMLQuantizationType, Callable[[torch.Tensor], torch.Tensor]] = {
     GGMLQuantizationType.Q8_0: q8_0,
     GGMLQuantizationType.Q4_0: q4_0,
@@ -192,6 +197,7 @@ KINDS: dict[GGMLQuantizationType, Callable[[torch.Tensor], torch.Tensor]] = {
     GGMLQuantizationType.IQ4_NL: iq4_nl,
     GGMLQuantizationType.IQ4_XS: iq4_xs,
     GGMLQuantizationType.NVFP4: nvfp4,
+    GGMLQuantizationType.MXFP4: mxfp4,
 }
 
 STEPS: dict[GGMLQuantizationType, Callable[[torch.Tensor], Steps]] = {

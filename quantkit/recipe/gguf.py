@@ -11,12 +11,13 @@ from quantkit.specs import meant
 
 BLOCK_TYPES = (
     "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K",
-    "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
+    "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4",
 )  # fmt: skip
 """Types that a single tensor of a GGUF file can have."""
 GGUF_TYPES = (
     "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S",
     "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
+    "MXFP4_MOE",
 )  # fmt: skip
 """llama.cpp's mixtures of them that quantkit writes."""
 CONVERTED = "NVFP4"

@@ -476,6 +476,7 @@ def test_names_of_metrics(published):
         ({"made": made(4), "bits_per_weight": 11.0}, "4-bit"),
         ({"made": made(None, "Q4_K_M"), "bits_per_weight": 9.0}, "4-bit"),
         ({"made": made(None, "IQ4_XS")}, "4-bit"),
+        ({"made": made(None, "MXFP4_MOE")}, "4-bit"),
         ({"made": made(None, "Q6_K")}, "4-bit"),
         ({"made": made(None, "Q3_K_L")}, "below"),
         ({"made": made(None, "Q2_K")}, "below"),

@@ -84,6 +84,8 @@ OF_32_LAYERS = {
     "Q5_K_M": HEAD | layers("attn_v", "Q6_K", MORE) | layers("ffn_down", "Q6_K", MORE),
     "IQ4_NL": HEAD | layers("ffn_down", "Q5_K", range(4)),
     "IQ4_XS": HEAD | layers("ffn_down", "Q5_K", range(4)),
+    # Without experts it is Q8_0.
+    "MXFP4_MOE": {name: "Q8_0" for name, shape in llama() if len(shape) > 1},
     # Converted from a checkpoint, which has both in 16 bits.
     "NVFP4": {"output.weight": "BF16", "token_embd.weight": "BF16"},
 }
@@ -321,6 +323,21 @@ def test_metadata_without_layers():
         choose("Q4_K_M", llama(), {"general.architecture": "llama"}, False)
 
 
+def test_only_experts_are_mxfp4():
+    model = [
+        ("token_embd.weight", (512, 256)),
+        ("blk.0.attn_k_b.weight", (4, 256, 64)),
+        ("blk.0.ffn_gate_inp.weight", (4, 256)),
+        ("blk.0.ffn_down_exps.weight", (4, 256, 96)),
+        ("blk.0.ffn_down_exps.bias", (4, 256)),
+        ("blk.0.ffn_down_shexp.weight", (256, 96)),
+    ]
+    found = choose("MXFP4_MOE", model, facts(1, experts=4), False)
+    assert [choice.kind.name for choice in found.values()] == [
+        "Q8_0", "Q8_0", "F32", "MXFP4", "F32", "Q8_0",
+    ]  # fmt: skip
+
+
 def test_a_layer_beyond_the_model():
     model = [("blk.9.ffn_down_exps.weight", (4, 64, 256))]
     with pytest.raises(SourceError, match="weight is not in any of the model's 8 layers"):
@@ -333,4 +350,4 @@ def test_numbers_of_file_types_are_those_in_the_files():
     assert FILE_TYPES["IQ4_XS"] == 30
     numbers = {int(t) for t in gguf.LlamaFileType}
     assert set(FILE_TYPES.values()) <= numbers
-    assert len(set(FILE_TYPES.values())) == len(FILE_TYPES) == 20
+    assert len(set(FILE_TYPES.values())) == len(FILE_TYPES) == 21

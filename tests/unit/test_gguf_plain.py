@@ -5,10 +5,10 @@ import gguf
 import pytest
 import torch
 
-from quantkit.gguf import nonlinear, plain, search
+from quantkit.gguf import mxfp4, nonlinear, plain, search, values
 from quantkit.model.source import ModelSource
 
-KINDS = plain.KINDS | nonlinear.KINDS
+KINDS = plain.KINDS | nonlinear.KINDS | mxfp4.KINDS
 by_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 ROWS, COLUMNS = 24, 1024
 
@@ -112,7 +112,7 @@ def test_rows_do_not_depend_on_each_other(kind):
     assert torch.equal(whole, torch.cat([KINDS[kind](part, weights) for part in x.split(7)]))
 
 
-@by_kind
+@pytest.mark.parametrize("kind", plain.KINDS | nonlinear.KINDS, ids=lambda kind: kind.name)
 def test_importance_lowers_the_error_that_it_weighs(kind):
     if kind == gguf.GGMLQuantizationType.Q8_0:
         pytest.skip("eight bits have no use for it")
@@ -135,3 +135,13 @@ def test_halves_go_away_from_zero_in_q8_0():
 def test_sums_go_in_order():
     terms = torch.tensor([1e8, 1.0, -1e8, 1.0])
     assert search.ordered_sum(terms).item() == 1
+
+
+def test_weights_that_were_mxfp4_before_lose_nothing():
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randint(0, 256, (64, 4 * 17), dtype=torch.uint8, generator=generator)
+    data[:, ::17] = torch.randint(90, 160, (64, 4), dtype=torch.uint8, generator=generator)
+    data[0] = 0
+    kind = gguf.GGMLQuantizationType.MXFP4
+    weight = values.dequantize(data, kind)
+    assert torch.equal(values.dequantize(mxfp4.mxfp4(weight, None), kind), weight)
