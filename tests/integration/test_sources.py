@@ -176,6 +176,19 @@ def test_mxfp4_experts_that_stay_alone_are_16_bits_in_one_tensor(mixture, tmp_pa
         assert torch.equal(stored[name].read(), plain[name].read()), name
 
 
+def test_mxfp4_experts_lose_nothing_in_a_file_for_llama_cpp(mixture, tmp_path):
+    (made,) = quantkit.quantize(
+        mixture, ["gguf-mxfp4_moe"], out=tmp_path / "out", device="cpu", requantize=True
+    )
+    assert quantkit.verify(made, source=mixture).ok
+    source = ModelSource.open(str(mixture), requantize=True)
+    experts = {n: weight for n, weight in made.state(torch.float32) if ".experts." in n}
+    assert experts.keys() == {name for name in source.tensors if ".experts." in name}
+    for name, weight in experts.items():
+        assert torch.equal(weight, source.tensors[name].read().float()), name
+    assert {e.kind.name for n, e in made.gguf.tensors.items() if "_exps.weight" in n} == {"MXFP4"}
+
+
 def test_a_report_says_what_the_source_was(model, tmp_path, run_cli):
     (made,) = quantkit.quantize(model, ["fp8-dynamic"], out=tmp_path / "one", device="cpu")
     asked = ["run", made.folder, "-r", "rtn-w4a16", "--requantize", "--tasks", "python_docs"]
