@@ -178,6 +178,27 @@ MOE = {
         fixed={"conv_bias": False, "routed_scaling_factor": 1.0, "use_expert_bias": True},
         readable=False,
     ),
+    "llama4_text": Family(
+        experts="feed_forward",
+        formulas=False,
+        llamacpp="llama4",
+        architecture="Llama4ForCausalLM",
+        unrotated_every=4,
+        keys={
+            "feed_forward_length": "intermediate_size_mlp",
+            "expert_feed_forward_length": "intermediate_size",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+        },
+        fixed={
+            "attention_bias": False,
+            "attention_chunk_size": 8192,
+            "attn_scale": 0.1,
+            "attn_temperature_tuning": True,
+            "floor_scale": 8192,
+        },
+        unnormed_experts=128,
+        readable=False,
+    ),
     "deepseek_v2": replace(
         DEEPSEEK,
         architecture="DeepseekV2ForCausalLM",

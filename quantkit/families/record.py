@@ -73,6 +73,8 @@ class Family:
     """Whether the router weights of a token's experts are normalised to sum to one; None: a key
     says so.
     """
+    unnormed_experts: int = 0
+    """Number of experts of the one size whose queries and keys are not normalised."""
     dense_first: bool = False
     """The first blocks may have no experts."""
     convolutions: bool = False

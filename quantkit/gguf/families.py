@@ -276,6 +276,13 @@ def _unlike_experts(family: Family, config: Mapping[str, Any]) -> Iterator[str]:
         or last not in (None, -1, n_blocks - 1)
     ):
         yield "blocks without experts other than the first ones"
+    step = config.get("interleave_moe_layer_step") or 1
+    if list(config.get("moe_layers") or ()) not in ([], list(range(step - 1, n_blocks, step))):
+        yield f"experts other than in each {step}th block"
+    if family.unnormed_experts:
+        is_normed = n_experts_of(config) != family.unnormed_experts
+        if config.get("use_qk_norm", is_normed) != is_normed:
+            yield f"use_qk_norm {config['use_qk_norm']}"
     for name in (*EXPERTS, *CHOSEN, "moe_intermediate_size"):
         if isinstance(listed := config.get(name), list) and len(set(listed)) > 1:
             yield f"{name} {listed}"

@@ -112,6 +112,12 @@ CONFIGS = {
         linear_value_head_dim=16,
         rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.25},
     ),
+    "llama4_text": transformers.Llama4TextConfig(
+        **SIZES | {"num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 1},
+        intermediate_size_mlp=128,
+        interleave_moe_layer_step=2,
+        rope_parameters={"rope_theta": 1e4, "rope_type": "default"},
+    ),
     "lfm2_moe": transformers.Lfm2MoeConfig(
         **NO_HEAD_DIM | {"num_hidden_layers": 3},
         num_experts=4,
@@ -207,6 +213,7 @@ REFUSED = {
     "glm4_moe_lite": ({"mlp_layer_types": ["sparse", "dense"]}, "blocks without experts"),
     "lfm2_moe": ({"routed_scaling_factor": 2.0}, "routed_scaling_factor 2.0"),
     "gpt_oss": ({"swiglu_limit": 5.0}, "swiglu_limit 5.0"),
+    "llama4_text": ({"use_qk_norm": False}, "use_qk_norm False"),
     "qwen3_next": ({"linear_value_head_dim": 32}, "values wider or narrower than keys"),
     "phimoe": ({}, "PhimoeForCausalLM, which GGUF output does not support: llama.cpp weighs"),
 }
