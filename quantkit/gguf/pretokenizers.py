@@ -28,6 +28,13 @@ GPT_4O = (
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES
 )
 
+DEEPSEEK_3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+    r" ?[\p{P}\p{S}]+[\r\n]*|" + SPACES,
+)
+
 BYTES: tuple[Any, ...] = ("bytes",)
 GPT_2: tuple[Any, ...] = ("bytes", "cut as GPT-2 does")
 DIGITS: tuple[Any, ...] = ("single digits",)
@@ -42,6 +49,7 @@ BYTE_LEVEL: dict[tuple[Steps, bool], str] = {
     ((("cut", QWEN_2), BYTES), False): "qwen2",
     ((("cut", GPT_4O), BYTES), False): "gpt-4o",
     ((("cut", TEKKEN), BYTES), True): "tekken",
+    ((*(("cut", pattern) for pattern in DEEPSEEK_3), BYTES), False): "deepseek-v3",
 }
 # llama.cpp does not compose letters and accents: decomposed text gets other tokens.
 BYTE_LEVEL_NORMALIZERS: tuple[Steps, ...] = ((), (("NFC",),))
@@ -112,14 +120,13 @@ def _step(part: Mapping[str, Any]) -> tuple[Any, ...]:
             return GPT_2 if part.get("use_regex", True) else BYTES
         case {"type": "Digits", "individual_digits": True}:
             return DIGITS
-        # These patterns match any text as a whole, so keeping only matches keeps everything.
-        case {"type": "Split", "pattern": {"Regex": r}, "behavior": "Isolated", "invert": False} | {
-            "type": "Split",
-            "pattern": {"Regex": r},
-            "behavior": "Removed",
-            "invert": True,
-        }:
-            return ("cut", r)
+        case {"type": "Split", "pattern": {"Regex": r}, "behavior": "Isolated", "invert": False}:
+            return ("cut", _escaped(r))
+        # Patterns that match any text as a whole: keeping only matches keeps everything.
+        case {"type": "Split", "pattern": {"Regex": r}, "behavior": "Removed", "invert": True} if (
+            SPACES in r
+        ):
+            return ("cut", _escaped(r))
         case {"type": "Split", "pattern": {"String": text}, "behavior": "MergedWithPrevious"}:
             return ("join", text)
         case {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}:
@@ -131,6 +138,11 @@ def _step(part: Mapping[str, Any]) -> tuple[Any, ...]:
         case {"type": "NFC"}:
             return ("NFC",)
     return tuple(f"{key}={value}" for key, value in sorted(part.items()))
+
+
+def _escaped(pattern: str) -> str:
+    """A pattern with line ends written as escapes, which mean the same."""
+    return pattern.replace("\r", r"\r").replace("\n", r"\n")
 
 
 def _refusal(place: str, normal: Steps, cut: Steps, known: list[str]) -> SourceError:

@@ -268,8 +268,8 @@ BYTES = cut.ByteLevel(add_prefix_space=False, use_regex=False)
 GPT_2 = cut.ByteLevel(add_prefix_space=False)
 
 
-def pattern(text):
-    return cut.Sequence([cut.Split(Regex(text), "isolated"), BYTES])
+def pattern(*texts):
+    return cut.Sequence([*(cut.Split(Regex(text), "isolated") for text in texts), BYTES])
 
 
 BYTE_LEVEL = {
@@ -280,6 +280,11 @@ BYTE_LEVEL = {
     "qwen2": (pattern(pretokenizers.QWEN_2), False),
     "gpt-4o": (pattern(pretokenizers.GPT_4O), False),
     "tekken": (pattern(pretokenizers.TEKKEN), True),
+    # As published, with line ends that are not escaped.
+    "deepseek-v3": (
+        pattern(*(text.replace(r"\r\n", "\r\n") for text in pretokenizers.DEEPSEEK_3)),
+        False,
+    ),
 }
 SPECIALS = ["<unk>", "<s>", "</s>"]
 STARTS = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
