@@ -31,6 +31,7 @@ from quantkit.advise.work import Work
 from quantkit.errors import AdviceError, QuantkitError
 from quantkit.hardware.gpus import GPU
 from quantkit.hardware.support import Support, runs
+from quantkit.model.architecture import EXPERT
 from quantkit.model.source import context_of
 
 OBJECTIVES = ("latency", "throughput", "memory", "quality")
@@ -396,6 +397,10 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
         refused := refusals.refusal(catalogue.shape, format.recipe, gpu)
     ):
         return replace(candidate, problem=refused, lacks="support")
+    if format.key == "gguf" and gpu.capability is not None and published_bytes(question, gpu):
+        # It holds the same numbers in as many bits, or rounds them again.
+        reason = "vLLM serves the published model as it is, quantised already"
+        return replace(candidate, problem=reason, lacks="support")
     ways = parallel.ways_to_share(catalogue.shape, format.recipe, count, question.constraint)
     if not ways:
         reason = _no_way(question, format)
@@ -403,6 +408,23 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
     tried = [_shared(question, candidate, made, split) for split in ways]
     best = _best(tried, question)
     return replace(best, others=tuple(one for one in tried if one is not best))
+
+
+MXFP4_BITS = 425
+"""Bits per weight in hundredths: four, plus an 8-bit scale for 32 of them."""
+
+
+def published_bytes(question: Question, gpu: GPU) -> int | None:
+    """Bytes of the publisher's own quantised model, where vLLM serves its experts in no other form;
+    None where it does not fit.
+    """
+    model = question.catalogue.shape
+    if model.config.get("model_type") != "gpt_oss":
+        return None
+    experts = sum(t.n_elements for t in model.tensors if t.is_linear and EXPERT.search(t.name))
+    size = model.size_bytes - 2 * experts + experts * MXFP4_BITS // 800
+    room = question.count * int(utilisation(question, gpu) * gpu.usable_bytes)
+    return size if size <= room else None
 
 
 def _no_way(question: Question, format: Format) -> str:

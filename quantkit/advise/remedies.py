@@ -12,19 +12,16 @@ from quantkit.advise.candidates import (
     Question,
     good_enough,
     may_fit,
+    published_bytes,
     serving,
-    utilisation,
 )
 from quantkit.advise.ranking import ranking_of
 from quantkit.advise.split import ANY
 from quantkit.hardware import gpus
 from quantkit.hardware.gpus import GPU
-from quantkit.model.architecture import EXPERT
 
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 16)
 LEAST_CONTEXT = 256
-MXFP4_BITS = 425
-"""Bits per weight in hundredths: four, plus an 8-bit scale for 32 of them."""
 COMPUTERS = (*BOARDS, "DGX Spark")
 """Complete computers, not GPUs to put into one."""
 
@@ -110,12 +107,8 @@ def _find(question: Question, gpu: GPU, found: Sequence[Candidate]) -> Iterator[
 
 def _published(question: Question, gpu: GPU) -> Remedy | None:
     """The publisher's own quantised model, where engines serve its experts in no other form."""
-    model = question.catalogue.shape
-    if model.config.get("model_type") != "gpt_oss":
-        return None
-    experts = sum(t.n_elements for t in model.tensors if t.is_linear and EXPERT.search(t.name))
-    size = model.size_bytes - 2 * experts + experts * MXFP4_BITS // 800
-    if size > question.count * int(utilisation(question, gpu) * gpu.usable_bytes):
+    model, size = question.catalogue.shape, published_bytes(question, gpu)
+    if size is None:
         return None
     name = f"openai/{model.label}" if model.assumed else "the published model"
     return Remedy(

@@ -77,7 +77,12 @@ MOE = {
         head_dim=64,
         windows="every",
         window_every=2,
-        defaults={"hidden_act": "silu", "attention_bias": True, "mlp_bias": True},
+        defaults={
+            "hidden_act": "silu",
+            "attention_bias": True,
+            "mlp_bias": True,
+            "sliding_window": 128,
+        },
         llamacpp="gpt-oss",
         architecture="GptOssForCausalLM",
         keys={"expert_feed_forward_length": "intermediate_size"},
