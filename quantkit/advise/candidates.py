@@ -421,8 +421,11 @@ def published_bytes(question: Question, gpu: GPU) -> int | None:
     model = question.catalogue.shape
     if model.config.get("model_type") != "gpt_oss":
         return None
-    experts = sum(t.n_elements for t in model.tensors if t.is_linear and EXPERT.search(t.name))
-    size = model.size_bytes - 2 * experts + experts * MXFP4_BITS // 800
+    if "published" not in model.made:  # tens of thousands of tensors
+        linears = (t for t in model.tensors if t.is_linear and EXPERT.search(t.name))
+        experts = sum(tensor.n_elements for tensor in linears)
+        model.made["published"] = model.size_bytes - 2 * experts + experts * MXFP4_BITS // 800
+    size: int = model.made["published"]
     room = question.count * int(utilisation(question, gpu) * gpu.usable_bytes)
     return size if size <= room else None
 
