@@ -8,7 +8,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib import metadata
 from io import StringIO
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import Any
 
 from quantkit.errors import MissingDependency, ScoreError
 from quantkit.quiet import only_errors
-from quantkit.scoring import sandbox, task_names
+from quantkit.scoring import sandbox, task_index, task_names
 from quantkit.scoring.options import Chat
-from quantkit.scoring.suites import FOLLOWED, OWN_TASKS, expanded, is_own, is_path
+from quantkit.scoring.suites import FOLLOWED, expanded, is_own, is_path
 
 BOOTSTRAP_ITERATIONS = 100  # with 0, lm-eval leaves out all standard errors
 
@@ -223,20 +223,13 @@ def templates_compiled_once() -> Iterator[None]:
         del utils.env.from_string
 
 
-@cache
-def _all_tasks(own_only: bool, folders: tuple[str, ...]) -> Any:
-    from lm_eval.tasks import TaskManager
-
-    return TaskManager(include_path=[str(OWN_TASKS), *folders], include_defaults=not own_only)
-
-
 def _inside(path: str) -> tuple[str, ...]:
     """The tasks of a folder of definitions, or of one file."""
     found = Path(path).expanduser().resolve()
     if not found.exists():
         raise ScoreError(f"--tasks {path}: there is no such file or folder")
     folder = found if found.is_dir() else found.parent
-    index = _all_tasks(True, (str(folder),)).task_index
+    index = task_index.own((str(folder),)).task_index
     inside = [
         name
         for name, entry in index.items()
@@ -263,13 +256,13 @@ def _members(entry: Any) -> list[str]:
 def _manager(tasks: Sequence[str]) -> Any:
     # lm-eval reads thousands of files to list its own tasks; ours alone load in moments.
     folders = tuple(sorted(FOLDERS))
-    manager = _all_tasks(True, folders)
+    manager = task_index.own(folders)
     if missing := [task for task in tasks if task not in manager.all_tasks]:
         task_names.check(missing, manager.all_tasks)  # as text, in a tenth of the time
-        manager = _all_tasks(False, folders)
+        manager = task_index.reaching(tuple(sorted(set(missing))), folders)
     for task in tasks:
         if task not in manager.all_tasks:
-            raise task_names.unknown(task, manager.all_tasks)
+            raise task_names.unknown(task, task_index.everything(folders).all_tasks)
     return manager
 
 

@@ -214,7 +214,7 @@ def test_scores_are_those_of_lm_eval_itself():
     from lm_eval.tasks import TaskManager
 
     from quantkit.resources import DEMO_MODEL
-    from quantkit.scoring.lmeval import OWN_TASKS
+    from quantkit.scoring.suites import OWN_TASKS
 
     # Of the documents one is short and one longer than the model's context.
     asked = {"python_docs": [1, 18], "python_quiz": [0, 1, 2]}
@@ -223,7 +223,7 @@ def test_scores_are_those_of_lm_eval_itself():
         model=model,
         tasks=list(asked),
         samples=asked,
-        task_manager=TaskManager(include_path=str(OWN_TASKS)),
+        task_manager=TaskManager(include_path=str(OWN_TASKS), include_defaults=False),
         bootstrap_iters=0,
     )
     ours = score(

@@ -30,6 +30,7 @@ from quantkit.onepass.run import quantize
 from quantkit.recipe import ActivationScheme, Recipe
 from quantkit.scoring import cache, endpoint, lmeval, loading
 from quantkit.scoring.server import ServedModel
+from quantkit.scoring.suites import OWN_TASKS
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +145,7 @@ def tasks(tmp_path_factory):
         "test_split: test\noutput_type: multiple_choice\nnum_fewshot: 0\n"
         'doc_to_text: "{{question}}"\ndoc_to_choice: "{{choices}}"\ndoc_to_target: answer\n'
     )
-    return TaskManager(include_path=[str(folder), str(lmeval.OWN_TASKS)], include_defaults=False)
+    return TaskManager(include_path=[str(folder), str(OWN_TASKS)], include_defaults=False)
 
 
 def evaluate(lm, tasks, name):
