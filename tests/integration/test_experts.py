@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from conftest import SIZES, with_tokenizer
+from stopping import stopping_at
 
 from quantkit.engine.vllm_job import Vllm
 from quantkit.export.checkpoint import Checkpoint
@@ -18,7 +19,6 @@ from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
 from quantkit.onepass import calibrated
 from quantkit.onepass.collector import Collector
-from quantkit.onepass.finished_block import FinishedBlock
 from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.onepass.run import quantize
 from quantkit.proof.run import ProofOptions, prove
@@ -192,7 +192,7 @@ def test_experts_side_by_side_are_experts_one_by_one(tiny_experts, tmp_path, mon
     assert set(sizes) == {3}, "four experts go as three and one, which goes alone"
 
 
-def test_a_mixture_s_gptq_goes_on_to_the_same_bytes(tiny_experts, tmp_path, monkeypatch):
+def test_a_mixture_s_gptq_goes_on_to_the_same_bytes(tiny_experts, tmp_path):
     source, choice = ModelSource.open(tiny_experts), CalibrationChoice("python-docs", 8, 64)
 
     def make(out):
@@ -200,18 +200,8 @@ def test_a_mixture_s_gptq_goes_on_to_the_same_bytes(tiny_experts, tmp_path, monk
         return {n: f.sha256 for n, f in made.manifest.files.items() if n.endswith(".safetensors")}
 
     expected = make(tmp_path / "whole")
-    deliver, n_calls = FinishedBlock.deliver, []
-
-    def once(self, *arguments):
-        n_calls.append(1)
-        if len(n_calls) > 1:
-            raise KeyboardInterrupt
-        deliver(self, *arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(FinishedBlock, "deliver", once)
-        with pytest.raises(KeyboardInterrupt):
-            make(tmp_path / "stopped")
+    with stopping_at(1, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "stopped")
     assert make(tmp_path / "stopped") == expected
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stopping import FULL, stopping_at
 
 from quantkit.conversion import convert
 from quantkit.errors import CheckpointError, StorageError
@@ -15,7 +16,6 @@ from quantkit.formats import awq, gptq
 from quantkit.grid import QuantizedWeight
 from quantkit.model.shards import as_bytes
 from quantkit.model.source import ModelSource
-from quantkit.onepass import onepass
 from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe
@@ -275,21 +275,12 @@ def test_awq_rounds_to_scales_that_float16_holds(tiny_model, tmp_path, dtype):
     assert not (tmp_path / "awq").exists()
 
 
-def test_a_stopped_run_goes_on_in_its_format(tiny_model, tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on_in_its_format(tiny_model, tmp_path):
     """Finished blocks are replayed from what was written, whatever the format."""
     model = tiny_model(vocab_size=4096, num_hidden_layers=3)
     names = ("gptq-w4a16 gptq", "awq-gptq-w4a16 awq")
     whole = make(model, tmp_path / "whole", *names, calibration=DATA)
-    deliver = onepass.FinishedBlock.deliver
-
-    def until_full(finished, *rest):
-        if finished.index == 2:
-            raise OSError(28, "No space left on device")
-        deliver(finished, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(onepass.FinishedBlock, "deliver", until_full)
-        with pytest.raises(StorageError, match="is full"):
-            make(model, tmp_path / "out", *names, calibration=DATA)
+    with stopping_at(2, FULL), pytest.raises(StorageError, match="is full"):
+        make(model, tmp_path / "out", *names, calibration=DATA)
     again = make(model, tmp_path / "out", *names, calibration=DATA)
     assert [c.digest for c in again] == [c.digest for c in whole]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from stopping import stopping_at
 
 import quantkit
 from quantkit.advise import shape, weights
@@ -20,7 +21,6 @@ from quantkit.model import fused
 from quantkit.model.architecture import Architecture
 from quantkit.model.headers import read_header
 from quantkit.model.source import ModelSource
-from quantkit.onepass.finished_block import FinishedBlock
 from quantkit.plan import checkpoint as planning
 from quantkit.recipe import Recipe
 from quantkit.scoring import loading
@@ -304,25 +304,16 @@ def test_experts_that_stay_in_16_bits_stay_as_they_were(family, tmp_path):
         assert not prediction.predict(checkpoint.folder).faults
 
 
-def test_a_stopped_pass_beside_16_bit_experts_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
+def test_a_stopped_pass_beside_16_bit_experts_goes_on_to_the_same_bytes(tmp_path):
     families.build("gpt_oss", tmp_path / "model")
 
     def make(out):
         (made,) = families.make(tmp_path / "model", [calibrated()], tmp_path / out)
         return made.manifest.files["model.safetensors"].sha256
 
-    expected, deliver, n_calls = make("whole"), FinishedBlock.deliver, []
-
-    def once(self, *arguments):
-        n_calls.append(1)
-        if len(n_calls) > 1:
-            raise KeyboardInterrupt
-        deliver(self, *arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(FinishedBlock, "deliver", once)
-        with pytest.raises(KeyboardInterrupt):
-            make("stopped")
+    expected = make("whole")
+    with stopping_at(1, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        make("stopped")
     assert make("stopped") == expected
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from stopping import FULL, stopping_at
 from tiny import READABLE, save_llama
 
 from quantkit import storage
@@ -111,17 +112,8 @@ def half(tmp_path_factory):
     folder = tmp_path_factory.mktemp("half")
     source = small_model(folder / "model")
     expected = run(source, folder / "whole")
-    deliver = onepass.FinishedBlock.deliver
-
-    def until_full(finished, *rest):
-        if finished.index == 2:
-            raise OSError(28, "No space left on device")
-        deliver(finished, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onepass.FinishedBlock, "deliver", until_full)
-        with pytest.raises(StorageError, match="is full"):
-            run(source, folder / "out")
+    with stopping_at(2, FULL), pytest.raises(StorageError, match="is full"):
+        run(source, folder / "out")
     return folder, expected
 
 
