@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
+# Set in many containers; without compiled files every program that a test starts compiles the package.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: browser demo test test-all lint fix types docs site bench faults clean
 

@@ -7,6 +7,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Answers that tests get are kept away from the user's own.
 CACHE = os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="quantkit-tests-")
 
+import gc
 import itertools
 import json
 import shutil
@@ -50,6 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: no collection of garbage need look at them again."""
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 def pytest_unconfigure() -> None:
