@@ -11,6 +11,8 @@ from quantkit.scoring.answering import Answerer, Request
 from quantkit.scoring.cache import AnswerCache, keys_of
 from quantkit.scoring.distribution import BLOCK, Distribution
 
+pytestmark = pytest.mark.usefixtures("demo_is_short")
+
 
 def one_by_one(model, request, max_length):
     """The obvious way: all logits of one sequence."""
@@ -164,9 +166,9 @@ def test_cache_answers_only_what_was_asked(tmp_path):
 
 
 def test_outputs_that_are_not_finite_name_the_layer(demo):
-    weight = demo.get_submodule("model.layers.2.mlp.up_proj").weight
+    weight = demo.get_submodule("model.layers.1.mlp.up_proj").weight
     kept = weight.data[0, 0].clone()
     weight.data[0, 0] = float("nan")
-    with pytest.raises(ScoreError, match=r"from model\.layers\.2\.mlp\.up_proj on"):
+    with pytest.raises(ScoreError, match=r"from model\.layers\.1\.mlp\.up_proj on"):
         list(Answerer(demo, 96).answers(made_up_requests()[:3]))
     weight.data[0, 0] = kept

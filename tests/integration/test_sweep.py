@@ -10,6 +10,8 @@ from quantkit.cli.main import main
 from quantkit.sweep.place import Place
 from quantkit.sweep.result import load_all
 
+pytestmark = pytest.mark.usefixtures("demo_is_short")
+
 ROOT = Path(__file__).parents[2]
 TEXT = "\n\n".join(
     f"Part {n}. A tuple of {n} items takes less room than a list of {n} items, and a loop over {n} "
