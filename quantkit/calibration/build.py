@@ -80,16 +80,31 @@ class Rendered:
     """Index in its source's rows."""
 
 
-def build(
+@dataclass(frozen=True)
+class Chosen:
+    """Samples for one model, and what they were chosen from."""
+
+    name: str
+    spec: SetSpec
+    model: Vocabulary
+    gathered: list[GatheredSource]
+    rendered: list[Rendered]
+    candidates: Candidates
+    shape: Shape
+    choice: Choice
+    redacted: Counter[str]
+    tokens: CalibrationTokens
+
+
+def choose(
     name: str,
     spec: SetSpec,
     reading: Reading,
     model: Vocabulary,
     progress: Progress,
     evaluation: EvaluationText | None = None,
-    avoided: dict[str, str] | None = None,
-) -> CalibrationSet:
-    """The set that a spec describes, for one model."""
+) -> Chosen:
+    """The samples that a spec describes, for one model."""
     length = min(spec.max_length, model.context)
     if length < spec.max_length:
         progress.note(f"samples of {length:,} tokens, the model's context")
@@ -111,16 +126,11 @@ def build(
     selection.require_enough(candidates, shape, names, accounts)
     progress.start("choose", 1, "sets")
     choice = selection.cover(candidates, shape)
-    draws = [selection.at_random(candidates, shape, spec.seed + i) for i in range(N_RANDOM)]
     if spec.select == "random":
         drawn = selection.at_random(candidates, shape, spec.seed, exact=True)
         choice = replace(choice, samples=drawn, why={})
     progress.finish()
     selection.require_full(candidates, shape, choice.samples, names, accounts)
-    measured = [
-        figures.measure(candidates, samples, choice.clusters, choice.n_clusters)
-        for samples in (choice.samples, *draws)
-    ]
     tokens = _tokens(name, choice.samples, candidates, length, model)
     if pictured:
         of_sample = [
@@ -128,11 +138,40 @@ def build(
             for sample in choice.samples
         ]
         tokens = replace(tokens, pictures=tuple(of_sample))
-    manifest = Manifest(
-        name=name,
+    return Chosen(
+        name, spec, model, gathered, rendered, candidates, shape, choice, redacted, tokens
+    )
+
+
+def build(
+    name: str,
+    spec: SetSpec,
+    reading: Reading,
+    model: Vocabulary,
+    progress: Progress,
+    evaluation: EvaluationText | None = None,
+    avoided: dict[str, str] | None = None,
+) -> CalibrationSet:
+    """The same as a set to keep: what the samples are, and how they compare with random ones."""
+    chosen = choose(name, spec, reading, model, progress, evaluation)
+    table = _table(chosen.choice, chosen.rendered, chosen.gathered, model.tokenizer)
+    return CalibrationSet(chosen.tokens, table, _manifest(chosen, avoided or {}))
+
+
+def _manifest(chosen: Chosen, avoided: dict[str, str]) -> Manifest:
+    spec, model, candidates = chosen.spec, chosen.model, chosen.candidates
+    choice, tokens = chosen.choice, chosen.tokens
+    seeds = range(spec.seed, spec.seed + N_RANDOM)
+    draws = [selection.at_random(candidates, chosen.shape, seed) for seed in seeds]
+    measured = [
+        figures.measure(candidates, samples, choice.clusters, choice.n_clusters)
+        for samples in (choice.samples, *draws)
+    ]
+    return Manifest(
+        name=chosen.name,
         spec=spec,
         n_samples=len(choice.samples),
-        length=length,
+        length=chosen.shape.length,
         n_tokens=tokens.n_tokens,
         tokenizer=calibration_set.Tokenizer(
             model=model.model,
@@ -141,17 +180,16 @@ def build(
             vocabulary=model.n_tokens,
             widest=model.widest,
         ),
-        sources=_source_records(gathered, rendered, choice.samples, candidates, spec),
+        sources=_source_records(chosen.gathered, chosen.rendered, choice.samples, candidates, spec),
         pool=_pool(candidates, choice),
         figures=measured[0],
         random=figures.mean(measured[1:]),
         n_random=N_RANDOM,
-        redacted=dict(redacted),
-        avoided=avoided or {},
+        redacted=dict(chosen.redacted),
+        avoided=avoided,
         digest=tokens.digest,
         version=__version__,
     )
-    return CalibrationSet(tokens, _table(choice, rendered, gathered, model.tokenizer), manifest)
 
 
 def _vision(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quantkit.calibration import calibration_set, inspection, spec
-from quantkit.calibration.build import Vocabulary, build
+from quantkit.calibration.build import Vocabulary, build, choose
 from quantkit.calibration.calibration_set import CalibrationSet
 from quantkit.calibration.lookup import find as find
 from quantkit.calibration.overlap.contamination import EvaluationText
@@ -42,7 +42,8 @@ def load(
     wanted = spec.changed(wanted, {k: v for k, v in changes.items() if v is not None}, name)
     if unusual := inspection.unusual_size(wanted.n_samples):
         progress.note(f"warning: {unusual}")
-    return make(name, wanted, Reading(base), model, progress, evaluation).tokens
+    text, _ = _avoided(name, wanted, base, evaluation)
+    return choose(name, wanted, Reading(base), model, progress, text).tokens
 
 
 def make(
@@ -54,16 +55,22 @@ def make(
     evaluation: Evaluation | None,
 ) -> CalibrationSet:
     """Build a set without the text it must avoid."""
-    text: EvaluationText | None = None
-    digests: dict[str, str] = {}
-    if wanted.avoid:
-        if evaluation is None:
-            raise DataError(
-                f"{name} avoids {', '.join(wanted.avoid)}: build it first with `quantkit "
-                "calibrate build`, and give its folder"
-            )
-        text, digests = evaluation(wanted.avoid, reading.base)
+    text, digests = _avoided(name, wanted, reading.base, evaluation)
     return build(name, wanted, reading, model, progress, text, digests)
+
+
+def _avoided(
+    name: str, wanted: SetSpec, base: Path, evaluation: Evaluation | None
+) -> tuple[EvaluationText | None, dict[str, str]]:
+    """The text that a set must not contain, and its digests."""
+    if not wanted.avoid:
+        return None, {}
+    if evaluation is None:
+        raise DataError(
+            f"{name} avoids {', '.join(wanted.avoid)}: build it first with `quantkit "
+            "calibrate build`, and give its folder"
+        )
+    return evaluation(wanted.avoid, base)
 
 
 def part_of(

@@ -10,7 +10,9 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
-from quantkit.calibration import calibration_set
+from quantkit.calibration import calibration_set, loading
+from quantkit.calibration.build import Vocabulary
+from quantkit.progress import Silent
 
 WORDS = [f"{a}{b}" for a in ("lis", "pri", "fun", "val", "tok", "mod") for b in "aeioug"]
 SMALL = ["--samples", "16", "--length", "64", "--quiet"]
@@ -473,3 +475,13 @@ def test_files_of_one_name_each_have_a_digest(build, tmp_path):
         target=tmp_path / "two",
     )
     assert len(two["sources"]) == 2
+
+
+def test_tokens_alone_are_those_of_the_set_and_describe_nothing(build, text_file, monkeypatch):
+    """A digest of a large vocabulary takes half a second, and a pass needs none."""
+    kept = build("--from", text_file)
+    digest = lambda tokenizer: pytest.fail("the tokenizer was digested")  # noqa: E731
+    monkeypatch.setattr(calibration_set, "tokenizer_digest", digest)
+    monkeypatch.setattr(calibration_set, "Tokenizer", digest)
+    found = loading.load(str(text_file), Vocabulary.of("demo"), Silent(), 16, 64)
+    assert found.digest == kept["digest"]
