@@ -82,6 +82,15 @@ METRICS = {
             rereads=ACCURACY,
         ),
         Metric(EXACT_MATCH, "exact match", SHARE, True, counts="questions", paired=ANSWERS),
+        Metric(
+            "math_verify",
+            "equal answer",
+            SHARE,
+            True,
+            counts="questions",
+            paired=ANSWERS,
+            rereads=EXACT_MATCH,
+        ),
         *(
             Metric(name, label, SHARE, True, counts="questions", paired=ANSWERS)
             for name, label in (

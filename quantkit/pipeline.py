@@ -25,7 +25,7 @@ from quantkit.report import files
 from quantkit.report.comparison import Report
 from quantkit.scoring import lmeval
 from quantkit.scoring.evaluation import Evaluation
-from quantkit.scoring.harness import evaluate
+from quantkit.scoring.harness import evaluate, tasks_of
 from quantkit.scoring.options import ScoreOptions
 from quantkit.scoring.scorecard import SOURCE_NAME
 from quantkit.storage import guarded, output_folder
@@ -65,6 +65,7 @@ def run(
         missing = [recipe for recipe in recipes if recipe.name not in have]
         made = []
         if missing:
+            tasks_of(source, asked, source.trust_remote_code)  # refused before hours of work
             made = quantize(source, missing, out, device, calibration, run)
         by_name = {checkpoint.manifest.name: checkpoint for checkpoint in (*finished, *made)}
         checkpoints = [by_name[recipe.name] for recipe in recipes]

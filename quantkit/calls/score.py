@@ -129,7 +129,7 @@ class Scoring:
 
         if self.until is None:
             return run(self.asked)
-        sizes = sizes_of(self.asked)
+        sizes = sizes_of(targets[0], self.asked, self.models.trust_remote_code)
         reached = score_until(run, self.asked, sizes, self.until, progress.note)
         progress.note(reached.words(self.until))
         return reached.evaluations
@@ -229,7 +229,9 @@ def answering(
         yield asked
         return
     from quantkit.bench import engines
+    from quantkit.scoring.harness import tasks_of
 
+    tasks_of(target, asked, trust)  # a task that lacks its data is refused before vLLM starts
     program = _vllm(asked.python, ["--trust-remote-code"] if trust else [])
     progress.note(f"{target.label}: starting vLLM")
     with engines.started(program, target.folder, target.label, {}) as running:

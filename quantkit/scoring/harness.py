@@ -26,6 +26,7 @@ from quantkit.scoring.following import Followed, Prompts
 from quantkit.scoring.options import BACKENDS, Chat, ScoreOptions
 from quantkit.scoring.provenance import made
 from quantkit.scoring.scorecard import Made, Score, Scorecard, Settings
+from quantkit.scoring.task_needs import Tokenizer
 
 
 def score(
@@ -64,8 +65,7 @@ def evaluate(
     if isinstance(target, Checkpoint):
         _require_sound(target)
     with lmeval.quiet():
-        loaded = lmeval.load(asked.tasks, asked.data, asked.num_fewshot, asked.seed)
-        lmeval.allow_code(loaded, asked.allow_code)
+        loaded = tasks_of(target, asked, trust_remote_code)
         folder = asked.cache or cache.default_folder()
         if asked.server is None and asked.backend == BACKENDS[0]:
             from quantkit.scoring.model import EvaluatedModel, How
@@ -209,10 +209,25 @@ def _of_others(target: ForeignCheckpoint) -> dict[str, Any]:
     }
 
 
-def sizes_of(asked: ScoreOptions) -> dict[str, int]:
-    """Number of documents of every task, with groups expanded."""
+def tasks_of(
+    target: ModelSource | Checkpoint, asked: ScoreOptions, trust_remote_code: bool = False
+) -> dict[str, Any]:
+    """What a model is asked, refused where data, a package or a sandbox is missing.
+
+    Read once for all models of a run, so this may also be called before anything slow begins.
+    """
+    measure = Tokenizer.of(target.folder, trust_remote_code)
     with lmeval.quiet():
-        loaded = lmeval.load(asked.tasks, asked.data)
+        loaded = lmeval.load(asked.tasks, asked.data, asked.num_fewshot, asked.seed, measure)
+        lmeval.allow_code(loaded, asked.allow_code)
+    return loaded
+
+
+def sizes_of(
+    target: ModelSource | Checkpoint, asked: ScoreOptions, trust_remote_code: bool = False
+) -> dict[str, int]:
+    """Number of documents of every task, with groups expanded."""
+    loaded = tasks_of(target, asked, trust_remote_code)
     return {name: len(task.eval_docs) for name, task in loaded["tasks"].items()}
 
 

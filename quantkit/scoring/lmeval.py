@@ -4,21 +4,21 @@ Its task definitions are used unchanged. What it does slowly around them is done
 with the same result.
 """
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from functools import lru_cache
 from importlib import metadata
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from quantkit.errors import MissingDependency, ScoreError
+from quantkit.errors import ScoreError
 from quantkit.quiet import only_errors
-from quantkit.scoring import sandbox, task_index, task_names
+from quantkit.scoring import sandbox, task_index, task_names, task_needs
 from quantkit.scoring.options import Chat
 from quantkit.scoring.suites import FOLLOWED, expanded, is_own, is_path
+from quantkit.scoring.task_needs import Tokenizer
 
 BOOTSTRAP_ITERATIONS = 100  # with 0, lm-eval leaves out all standard errors
 
@@ -88,23 +88,29 @@ def require_data(tasks: Sequence[str]) -> None:
     for task in wanted:
         config = index[task].cfg or {}
         place = config.get("dataset_path")
-        if not isinstance(place, str) or place in seen:
+        if not isinstance(place, str) or not place or place in seen:
             continue
         seen.add(place)
-        with _explained([task]), quiet():
+        with task_needs.loading(task), quiet():
             datasets.load_dataset_builder(place, name=config.get("dataset_name"))
 
 
 def load(
-    tasks: Sequence[str], data: Path | None, num_fewshot: int | None = None, seed: int = 0
+    tasks: Sequence[str],
+    data: Path | None,
+    num_fewshot: int | None = None,
+    seed: int = 0,
+    tokenizer: Tokenizer | None = None,
 ) -> dict[str, Any]:
     """Tasks and groups with their documents, ready to run.
 
     Documents are read once for all models of a run; few-shot examples are drawn again for each.
+    Tasks that make documents of a certain length measure them with the tokenizer.
     """
-    digest = None if data is None else _folder_digest(data)
-    with _explained(tasks):
-        loaded = _loaded(names(tasks), data, digest, num_fewshot)
+    digest = None if data is None else task_needs.folder_digest(data)
+    wanted = names(tasks)
+    measure = tokenizer if _makes_documents(wanted) else None
+    loaded = _loaded(wanted, data, digest, num_fewshot, measure)
     for task in loaded["tasks"].values():
         task.set_fewshot_seed(seed=seed)
     return loaded
@@ -112,11 +118,30 @@ def load(
 
 @lru_cache(maxsize=1)
 def _loaded(
-    tasks: tuple[str, ...], data: Path | None, digest: str | None, num_fewshot: int | None
+    tasks: tuple[str, ...],
+    data: Path | None,
+    digest: str | None,
+    num_fewshot: int | None,
+    tokenizer: Tokenizer | None,
 ) -> dict[str, Any]:
     manager = _manager(tasks)
-    with _data_from(data, digest), _code_in_a_box():
-        loaded = dict(manager.load(list(tasks)))
+    loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
+    with ExitStack() as around:
+        around.enter_context(task_needs.data_from(data, digest))
+        if not all(map(is_own, tasks)):
+            around.enter_context(task_needs.nltk_data(data))
+        around.enter_context(task_needs.measured_by(tokenizer, task_index.METADATA))
+        around.enter_context(_code_in_a_box())
+        # One at a time: an error names its task, and what one draws does not depend on the others.
+        for task in tasks:
+            with task_needs.loading(task), task_needs.seeded():
+                found = manager.load([task])
+            if twice := sorted(loaded["tasks"].keys() & found["tasks"].keys()):
+                raise ScoreError(
+                    f"--tasks asks for {twice[0]} twice, once in {task}; leave one out"
+                )
+            for kind, parts in found.items():
+                loaded[kind] |= parts
     for task in loaded["tasks"].values():
         default = task.get_config("num_fewshot")
         if num_fewshot is not None and default != 0:
@@ -124,6 +149,16 @@ def _loaded(
         elif default is None:
             task.set_config(key="num_fewshot", value=0)
     return loaded
+
+
+def _makes_documents(tasks: Sequence[str]) -> bool:
+    """Whether any of them makes its documents when it is loaded, such as needles in a haystack."""
+    if all(map(is_own, tasks)):
+        return False
+    index = _manager(tasks).task_index
+    members = {name for group in groups(tasks).values() for name in group["members"]}
+    parts = [index[name] for name in {*tasks, *members} if name in index]
+    return any("custom_dataset" in (part.cfg or {}) for part in parts)
 
 
 def run(
@@ -141,7 +176,7 @@ def run(
     chat = chat or Chat()
     # Not `simple_evaluate`: it also collects facts about the machine, which takes longer than
     # scoring a small model, and runs git in the working directory.
-    with _explained(list(loaded["tasks"])), templates_compiled_once():
+    with task_needs.explained(list(loaded["tasks"])), templates_compiled_once():
         results = lm_eval.evaluate(
             lm=lm,
             task_dict=loaded,
@@ -264,53 +299,3 @@ def _manager(tasks: Sequence[str]) -> Any:
         if task not in manager.all_tasks:
             raise task_names.unknown(task, task_index.everything(folders).all_tasks)
     return manager
-
-
-@contextmanager
-def _explained(tasks: Sequence[str]) -> Iterator[None]:
-    """Turn errors inside lm-eval into ours."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            f"a task of {', '.join(tasks)} needs the package {error.name}; "
-            f"install it: pip install {error.name}"
-        ) from error
-    except (ConnectionError, FileNotFoundError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise ScoreError(
-            f"the data of {', '.join(tasks)} cannot be reached: {first}; connect to the hub once, "
-            "or pass `--data DIR`, a folder that holds it under the dataset's name; the tasks "
-            "python_docs and python_quiz need no hub"
-        ) from error
-
-
-@contextmanager
-def _data_from(folder: Path | None, digest: str | None) -> Iterator[None]:
-    """Load datasets from a folder: the library tries a relative path before it asks a hub."""
-    if folder is None:
-        yield
-        return
-    import datasets
-
-    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
-    usual = datasets.config.HF_DATASETS_CACHE
-    # The library identifies prepared data by its path alone; here a changed folder counts as
-    # another.
-    datasets.config.HF_DATASETS_CACHE = Path(usual) / f"quantkit-{digest}"
-    try:
-        with chdir(folder):
-            yield
-    finally:
-        datasets.config.HF_DATASETS_CACHE = usual
-
-
-def _folder_digest(folder: Path) -> str:
-    if not folder.is_dir():
-        raise ScoreError(f"--data {folder} is not a folder")
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            status = path.stat()
-            digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:16]

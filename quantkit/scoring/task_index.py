@@ -14,6 +14,9 @@ from typing import Any
 from quantkit.scoring import task_names
 from quantkit.scoring.suites import OWN_TASKS
 
+METADATA = {"tokenizer": ""}
+"""What lm-eval adds to every task that it loads. Never empty: lm-eval would then keep another."""
+
 
 @cache
 def own(folders: tuple[str, ...]) -> Any:
@@ -50,7 +53,11 @@ def reaching(tasks: tuple[str, ...], folders: tuple[str, ...]) -> Any:
 def _read(folders: tuple[str, ...], with_defaults: bool) -> Any:
     from lm_eval.tasks import TaskManager
 
-    return TaskManager(include_path=[str(OWN_TASKS), *folders], include_defaults=with_defaults)
+    return TaskManager(
+        include_path=[str(OWN_TASKS), *folders],
+        include_defaults=with_defaults,
+        metadata=METADATA,
+    )
 
 
 @contextmanager

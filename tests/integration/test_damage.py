@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import READABLE, save_llama
 
 from quantkit.model.source import ModelSource
+from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.scoring import lmeval, loading
 from quantkit.scoring.generation import Generator
 from quantkit.scoring.harness import evaluate
 from quantkit.scoring.options import Chat, ScoreOptions
 from quantkit.scoring.rules import Rules
+from quantkit.scoring.task_needs import Tokenizer, seeded
 
 pytestmark = pytest.mark.usefixtures("demo_is_short")
 
@@ -52,7 +55,37 @@ def hub(tmp_path_factory):
     rows = [{"task_id": 11, "text": "Return 1.", "code": "", "test_list": tests}]
     write("google-research-datasets/mbpp/full/test", rows)
     configure("google-research-datasets/mbpp", "full", "test")
+    write("google/IFEval/train", [instructed(*row) for row in INSTRUCTIONS])
+    worked = [
+        {"problem": f"What is ${n}+{n}$?", "solution": f"Twice: $\\boxed{{{2 * n}}}$."}
+        for n in range(2)
+    ]
+    write("HuggingFaceH4/MATH-500/test", worked)
+    write("baber/paul_graham_essays/train", [{"text": "Lists hold things in order. " * 400}])
+    punkt = folder / "nltk_data" / "tokenizers" / "punkt_tab" / "english"
+    punkt.mkdir(parents=True)
+    for name in ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt"):
+        (punkt / name).write_text("")  # a splitter without exceptions
     return folder
+
+
+INSTRUCTIONS = (
+    ("length_constraints:number_words", {"relation": "less than", "num_words": 100_000}),
+    ("length_constraints:number_sentences", {"relation": "less than", "num_sentences": 5000}),
+    (
+        "change_case:capital_word_frequency",
+        {"capital_relation": "at least", "capital_frequency": 9999},
+    ),
+    ("startend:quotation", {}),
+)
+"""IFEval's own checks and their settings; a model that writes anything passes the first two."""
+FIELDS = ("relation", "num_words", "num_sentences", "capital_relation", "capital_frequency")
+
+
+def instructed(check, settings):
+    """A row of IFEval: the hub's table has a column for every setting of any check."""
+    kwargs = [dict.fromkeys(FIELDS) | settings]
+    return {"key": 1, "prompt": f"{check}.", "instruction_id_list": [check], "kwargs": kwargs}
 
 
 @pytest.fixture
@@ -78,6 +111,54 @@ def test_lm_evals_own_tasks_are_scored_by_name(hub, tmp_path):
     assert scores["gsm8k/exact_match"].n == 3
     assert "humaneval/pass@1" in scores
     assert scores["mbpp/pass_at_1"].value == 0
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A model with a long window that answers in moments."""
+    sizes = READABLE | {"max_position_embeddings": 4200}
+    return ModelSource.open(str(save_llama(tmp_path / "small", dtype="float32", **sizes)))
+
+
+def test_instructions_and_maths_are_judged_by_lm_evals_own_code(hub, tmp_path, small):
+    """Its checks of instructions need NLTK's data, which lies beside the other data."""
+    for package in ("langdetect", "immutabledict", "math_verify", "antlr4"):
+        pytest.importorskip(package)
+    asked = ScoreOptions(("ifeval", "minerva_math500"), data=hub, cache=tmp_path / "cache")
+    found = evaluate(small, asked, "cpu")
+    scores = found.card.scores
+    assert scores["ifeval/prompt_level_strict_acc"].value == 0.5
+    followed = [o.value for o in found.outcomes if o.metric == "prompt_level_strict_acc"]
+    assert followed == [1, 1, 0, 0]
+    for metric in ("exact_match", "math_verify"):
+        assert scores[f"minerva_math500/{metric}"].n == 2
+        assert scores[f"minerva_math500/{metric}"].value == 0  # a model of random numbers
+
+
+@pytest.mark.slow
+def test_needles_of_ruler_are_measured_with_the_models_tokenizer(hub, tmp_path, small):
+    """The documents are those that lm-eval's own command makes, whatever was drawn before."""
+    pytest.importorskip("wonderwords")
+    import random
+
+    from lm_eval.tasks.ruler.niah_utils import niah_single_1
+
+    asked = ScoreOptions(
+        ("niah_single_2", "niah_single_1"), data=hub, cache=tmp_path / "cache", limit=2
+    )
+    random.seed(5)
+    before = random.getstate()
+    scores = evaluate(small, asked, "cpu").card.scores
+    assert random.getstate() == before
+    for task in asked.tasks:
+        assert scores[f"{task}/4096"].n == 2
+    tokenizer = Tokenizer.of(small.folder)
+    ours = lmeval.load(asked.tasks, hub, tokenizer=tokenizer)["tasks"]["niah_single_1"].eval_docs
+    lengths = [len(load_tokenizer(small.folder)(doc["input"])["input_ids"]) for doc in ours]
+    assert 3700 < min(lengths) <= max(lengths) <= 4096 - 128
+    with seeded():
+        theirs = niah_single_1(tokenizer=str(small.folder))["test"]
+    assert ours["input"] == theirs["input"]
 
 
 def test_conversations_are_put_as_lm_eval_puts_them(hub, tmp_path, answers):
@@ -133,8 +214,6 @@ def test_demo_is_asked_what_it_has(tmp_path, monkeypatch, run_cli):
 @torch.no_grad()
 def test_answers_of_smollm2_are_those_of_transformers():
     """Token for token in float32, with rows that leave a batch and others that join it."""
-    from quantkit.model.tokenizer import load as load_tokenizer
-
     source = ModelSource.open(str(Path(os.environ["QUANTKIT_SMOLLM2"])))
     model, tokenizer = (
         loading.load(source, torch.device("cpu"), dtype=torch.float32),

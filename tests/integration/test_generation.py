@@ -361,7 +361,7 @@ metadata: {{version: 1}}
     found = sample_size.score_until(
         lambda asked: [evaluate(target, asked, "cpu") for target in targets],
         asked,
-        sizes_of(asked),
+        sizes_of(targets[0], asked),
         0.15,
         told.append,
     )

@@ -278,11 +278,11 @@ def test_questions_are_asked_until_it_is_certain(data, tmp_path, rounded, monkey
         return [evaluate(target, asked, "cpu") for target in targets]
 
     asked = ScoreOptions((TASK,), num_fewshot=0, data=data, cache=tmp_path / "cache")
-    assert sizes_of(asked) == {TASK: N_QUESTIONS}
-    easy = score_until(run, asked, sizes_of(asked), 0.45, told.append)
+    assert sizes_of(targets[0], asked) == {TASK: N_QUESTIONS}
+    easy = score_until(run, asked, sizes_of(targets[0], asked), 0.45, told.append)
     assert easy.half_width <= 0.45
     assert easy.n_questions < N_QUESTIONS
-    hard = score_until(run, asked, sizes_of(asked), 0.001, told.append)
+    hard = score_until(run, asked, sizes_of(targets[0], asked), 0.001, told.append)
     assert hard.n_questions == N_QUESTIONS
     assert hard.half_width > 0.001
     assert hard.needed > N_QUESTIONS
