@@ -19,6 +19,8 @@ from quantkit.home import expanded
 from quantkit.scoring.answering import Answer, Request
 
 SECONDS_BETWEEN_COMMITS = 2.0
+OF_A_SOURCE = frozenset({".answers", ".head", ".reference"})
+"""Endings of a source's files that its candidates are compared with: see `model`."""
 
 
 def default_folder() -> Path:

@@ -26,6 +26,7 @@ from quantkit.report import files as report_files
 from quantkit.report.comparison import Report
 from quantkit.report.document import Document
 from quantkit.scoring import evaluation_text
+from quantkit.scoring.cache import OF_A_SOURCE
 from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.harness import evaluate
 from quantkit.scoring.options import ScoreOptions
@@ -119,7 +120,7 @@ def verify(steps: Sequence[Step], bench: Bench) -> list[Product]:
 
 
 def score(steps: Sequence[Step], bench: Bench) -> list[Product]:
-    """Tasks of one model, each with its answers; for a source its predictions too."""
+    """Tasks of one model, each with its answers; for a source what candidates need of it too."""
     work, cache = steps[0].work, bench.room / "cache"
     source = _source(work)
     target: ModelSource | Checkpoint = source
@@ -143,8 +144,9 @@ def score(steps: Sequence[Step], bench: Bench) -> list[Product]:
             metrics.of(key).name == metrics.PERPLEXITY for key in part.card.scores
         ):
             (out / REFERENCES).mkdir()
-            for path in cache.glob("*.reference"):
-                shutil.copyfile(path, out / REFERENCES / path.name)
+            for path in cache.iterdir():
+                if path.suffix in OF_A_SOURCE:
+                    shutil.copyfile(path, out / REFERENCES / path.name)
         facts = {key: score.value for key, score in part.card.scores.items()}
         products.append(Product(out, parts.identity(part), facts, part.card.device))
     return products

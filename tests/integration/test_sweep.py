@@ -99,6 +99,21 @@ def test_scores_are_those_of_a_plain_run(swept, tmp_path):
     assert found.facts == {key: score.value for key, score in plain.scores.items()}
 
 
+def test_candidates_are_held_against_their_source(tmp_path):
+    """Its predictions and its own answers travel from its steps to theirs."""
+    lines = ["models: [demo]", "recipes: [rtn-w4a16]", "tasks: [damage-quick]", "limit: 2"]
+    (tmp_path / "sweep.yaml").write_text("\n".join(lines) + "\n")
+    assert run(tmp_path) == 0
+    report = json.loads((tmp_path / "runs" / "report.json").read_text())
+    (candidate,) = report["models"][0]["report"]["candidates"]
+    for name in (
+        "python_docs/kl_mean",
+        "python_answers/kl_mean",
+        "python_answers/first_difference",
+    ):
+        assert name in candidate["scores"]
+
+
 def test_nothing_runs_twice_and_a_changed_recipe_reruns_only_its_own(swept, capsys):
     before = {name: r.folder for name, r in records(swept).items()}
     assert run(swept) == 0
