@@ -45,6 +45,10 @@ class ScoreOptions:
     """The local engine: one of `BACKENDS`."""
     python: Path | None = None
     """Python of vLLM's environment, where that is the backend."""
+    engine_args: tuple[str, ...] = ()
+    """Further flags of vLLM, passed through unchanged."""
+    is_started: bool = False
+    """Whether the server was started for this run with just these flags."""
     prompts: Path | None = None
     """A file of prompts: candidates are compared with the source's own answers to them."""
     judge: str | None = None
@@ -56,9 +60,11 @@ class ScoreOptions:
     @classmethod
     def of(cls, tasks: Sequence[str] | None, models: Sequence[Any], **more: Any) -> Self:
         """With the given tasks, or the default ones for these models."""
+        if tasks is None and more.get("prompts") is not None:
+            tasks = ()
         if tasks is None:
-            prompted = more.get("prompts") is not None
-            tasks = () if prompted else suites.by_default([str(model) for model in models])
+            follows = more.get("server") is None and more.get("backend") in (None, BACKENDS[0])
+            tasks = suites.by_default([str(model) for model in models], follows)
         return cls(suites.with_code(tasks) if more.get("allow_code") else tuple(tasks), **more)
 
     @property

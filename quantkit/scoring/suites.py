@@ -19,7 +19,7 @@ SUITES = {
 }
 WITH_CODE = {"damage": "damage-code"}
 """What a suite becomes where code may run."""
-DEMO = ("python_docs", "python_quiz")
+DEMO = SUITES[QUICK]
 DEFAULT = ("wikitext", "mmlu")
 
 
@@ -33,9 +33,13 @@ def with_code(tasks: Sequence[str]) -> tuple[str, ...]:
     return tuple(WITH_CODE.get(task, task) for task in tasks)
 
 
-def by_default(models: Sequence[str]) -> tuple[str, ...]:
-    """The default tasks: for the demo, only what needs no hub."""
-    return DEMO if set(models) == {"demo"} else DEFAULT
+def by_default(models: Sequence[str], follows: bool = True) -> tuple[str, ...]:
+    """The default tasks: for the demo and what was made from it, only what needs no hub.
+
+    Engines that only serve do not follow a source's answers.
+    """
+    tasks = DEMO if "demo" in models else DEFAULT
+    return tasks if follows else tuple(task for task in tasks if task != FOLLOWED)
 
 
 def is_own(task: str) -> bool:

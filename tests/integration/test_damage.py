@@ -206,7 +206,8 @@ def test_demo_is_asked_what_it_has(tmp_path, monkeypatch, run_cli):
     assert run_cli(["score", "demo", "--limit", 2, "-q", "-o", tmp_path / "scores"]).code == 0
     (file,) = (tmp_path / "scores").glob("*.json")
     scores = json.loads(file.read_text())["scores"]
-    assert {name.partition("/")[0] for name in scores} == {"python_docs", "python_quiz"}
+    tasks = {name.partition("/")[0] for name in scores}
+    assert tasks == {"python_docs", "python_quiz", "python_answers"}
 
 
 @pytest.mark.slow

@@ -17,10 +17,12 @@ from quantkit.onepass.prepare import Run
 from quantkit.recipe import Recipe, load
 from quantkit.report import markdown, table
 from quantkit.report.comparison import Report
+from quantkit.scoring import following
 from quantkit.scoring.evaluation import read_all
 from quantkit.scoring.harness import score
 from quantkit.scoring.options import ScoreOptions
 from quantkit.scoring.scorecard import Scorecard
+from quantkit.scoring.suites import DEMO
 
 pytest_plugins = ["browser"]
 ENTRY = {"name", "recipe", "format", "size_bytes", "bits_per_weight", "scores"}
@@ -52,6 +54,7 @@ def demo(samples, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         if samples is not None:
             patch.setattr(pipeline, "run", short)
+            patch.setattr(following, "N_OWN", 4)
         assert main(["demo", "-o", str(out), "-q"]) == 0
     return out
 
@@ -72,7 +75,7 @@ def test_report_keeps_its_contract(report):
     for entry in (report["baseline"], *report["candidates"]):
         assert set(entry) >= ENTRY
         for key, value in entry["scores"].items():
-            assert key.startswith(("python_docs/", "python_quiz/"))
+            assert key.startswith(("python_docs/", "python_quiz/", "python_answers/"))
             assert set(value) == SCORE
             assert math.isfinite(value["value"])
     assert report["baseline"]["recipe"] is None
@@ -147,8 +150,10 @@ def test_sizes_are_those_on_disk(demo, report):
 
 def test_markdown_has_a_row_for_every_model(demo, report):
     text = (demo / "report.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    first, _, _ = text[text.index("| ") :].partition("\n\n")
+    rows = [line for line in first.splitlines() if line.startswith("| ")]
     assert len(rows) == 3 + len(report["candidates"])
+    assert "## Where it breaks first" in text
     assert "| demo (source) | 11.0 MiB | 100.0% | 16.00 |" in text
     accuracy = report["baseline"]["scores"]["python_quiz/acc"]
     assert f"| {accuracy['value']:.1%} |" in text
@@ -199,7 +204,7 @@ def test_a_second_run_takes_up_what_is_finished(demo, samples):
     outcome = pipeline.run(
         ModelSource.open("demo"),
         recipes,
-        ScoreOptions(("python_docs", "python_quiz"), samples=samples),
+        ScoreOptions(DEMO, samples=samples),
         demo,
         run=Run(Listener()),
     )

@@ -38,5 +38,14 @@ def test_code_that_is_left_out_is_said(tmp_path, monkeypatch):
 
 def test_quick_damage_and_the_demo_need_no_hub():
     assert suites.is_own("damage-quick")
-    assert all(map(suites.is_own, suites.by_default(["demo"])))
+    assert suites.by_default(["demo"]) == suites.expanded(["damage-quick"])
+    assert all(map(suites.is_own, suites.by_default(["demo", "out/rtn-w4a16"])))
+    assert suites.by_default(["out/rtn-w4a16"]) == suites.DEFAULT
     assert not suites.is_own("damage")
+
+
+def test_engines_that_only_serve_are_not_asked_to_follow_by_default():
+    for more in ({"server": "http://127.0.0.1:1"}, {"backend": "vllm"}, {"backend": "llama.cpp"}):
+        assert ScoreOptions.of(None, ["demo"], **more).tasks == ("python_docs", "python_quiz")
+    assert "python_answers" in ScoreOptions.of(None, ["demo"], backend="transformers").tasks
+    assert ScoreOptions.of(None, ["demo"], prompts="traffic.jsonl").tasks == ()

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantkit.errors import SweepError
+from quantkit.scoring.suites import DEMO
 from quantkit.sweep import spec
 from quantkit.sweep.spec import cycle
 
@@ -32,7 +33,7 @@ def test_names_alone_are_enough(tmp_path):
     assert [m.label for m in found.models] == ["demo"]
     assert [c.label for c in found.calibration] == ["python-docs", "chats-8"]
     # The demo has tasks that need no hub; other models get those that everybody knows.
-    assert (found.attempts, found.tasks, found.policy) == (3, ["python_docs", "python_quiz"], None)
+    assert (found.attempts, found.tasks, found.policy) == (3, list(DEMO), None)
     path.write_text(MINIMAL.replace("demo", "org/model"))
     assert spec.read(path).tasks == ["wikitext", "mmlu"]
     assert found.of("score").cpus == 1
