@@ -156,6 +156,7 @@ def score(
     server: str | None = None,
     backend: str = "transformers",
     python: str | Path | None = None,
+    engine_args: Sequence[str] = (),
     device: str = "auto",
     tokenizer: Any = None,
     revision: str | None = None,
@@ -189,6 +190,7 @@ def score(
         server=server,
         backend=backend,
         python=None if python is None else Path(python),
+        engine_args=tuple(engine_args),
     )
     of = Models(_listed(models), source, revision, tokenizer, trust_remote_code)
     call = Scoring(of, asked, None if out is None else Path(out), until=until, device=device)

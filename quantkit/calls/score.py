@@ -193,10 +193,12 @@ def check(asked: ScoreOptions) -> None:
         raise UsageError("--judge is for answers to --prompts: give a file of them")
     if asked.python is not None and asked.backend != "vllm":
         raise UsageError("--python names vLLM's environment: add --backend vllm")
+    if asked.engine_args and asked.backend != "vllm":
+        raise UsageError("--engine-args are vLLM's flags: add --backend vllm")
     if asked.backend == "vllm":
         if asked.server is not None:
             raise UsageError("--backend vllm starts a server of its own: leave out --server")
-        _vllm(asked.python)
+        _vllm(asked)
     validation.tasks(asked.tasks, asked.data, asked.prompts)
 
 
@@ -232,12 +234,13 @@ def answering(
     from quantkit.scoring.harness import tasks_of
 
     tasks_of(target, asked, trust)  # a task that lacks its data is refused before vLLM starts
-    program = _vllm(asked.python, ["--trust-remote-code"] if trust else [])
+    program = _vllm(asked, trust)
     progress.note(f"{target.label}: starting vLLM")
     with engines.started(program, target.folder, target.label, {}) as running:
         progress.note(f"{target.label}: vLLM is ready after {running.cold_start_s:.0f} s")
         try:
-            yield replace(asked, server=running.address.url, backend="transformers")
+            at = running.address.url
+            yield replace(asked, server=at, backend="transformers", is_started=True)
         except QuantkitError as error:
             if running.child is not None and running.child.is_over(LAST_WORDS_S):
                 raise running.child.failure(
@@ -247,10 +250,12 @@ def answering(
             raise
 
 
-def _vllm(python: Path | None, arguments: Sequence[str] = ()) -> "Program":
+def _vllm(asked: ScoreOptions, trust_remote_code: bool = False) -> "Program":
     from quantkit.bench.engines import Program
 
-    return Program.find("vllm", None if python is None else str(python), arguments=arguments)
+    python = None if asked.python is None else str(asked.python)
+    flags = [*(["--trust-remote-code"] if trust_remote_code else []), *asked.engine_args]
+    return Program.find("vllm", python, arguments=flags)
 
 
 def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:

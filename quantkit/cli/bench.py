@@ -1,12 +1,11 @@
 """`quantkit bench`."""
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from quantkit.cli.options import AsJson, Force, Quiet, one_of
+from quantkit.cli.options import AsJson, EngineArgs, Force, Quiet, one_of, words
 
 
 def command(
@@ -38,9 +37,7 @@ def command(
         str | None,
         typer.Option(metavar="PATH", help="llama.cpp's server; default: llama-server on the PATH."),
     ] = None,
-    engine_args: Annotated[
-        str, typer.Option(metavar="TEXT", help="More engine flags, passed through unchanged.")
-    ] = "",
+    engine_args: EngineArgs = "",
     offline: Annotated[
         bool, typer.Option("--offline", help="Send batches to vLLM in process, without a server.")
     ] = False,
@@ -168,7 +165,7 @@ def command(
             model,
             python,
             llama_server,
-            _words(engine_args),
+            words(engine_args),
             start_timeout,
             offline,
         ),
@@ -216,10 +213,3 @@ def _check(
         raise typer.BadParameter("name a model's folder", param_hint="DIR")
     if offline and backend != "vllm":
         raise typer.BadParameter("needs --backend vllm", param_hint="--offline")
-
-
-def _words(engine_args: str) -> list[str]:
-    try:
-        return shlex.split(engine_args)
-    except ValueError as error:
-        raise typer.BadParameter(str(error).lower(), param_hint="--engine-args") from error

@@ -200,6 +200,9 @@ Server = Annotated[
 VllmPython = Annotated[
     Path | None, typer.Option(metavar="PATH", help="Python interpreter of vLLM's environment.")
 ]
+EngineArgs = Annotated[
+    str, typer.Option(metavar="TEXT", help="More engine flags, passed through unchanged.")
+]
 Checkpoints = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Checkpoint folders, GGUF files or hub ids.")
 ]
@@ -283,6 +286,16 @@ AlertToken = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print no progress and no notes.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print more notes.")]
+
+
+def words(engine_args: str) -> list[str]:
+    """The flags of --engine-args, as a shell would split them."""
+    import shlex
+
+    try:
+        return shlex.split(engine_args)
+    except ValueError as error:
+        raise typer.BadParameter(str(error).lower(), param_hint="--engine-args") from error
 
 
 def split(names: str) -> list[str]:

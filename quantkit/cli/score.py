@@ -9,6 +9,7 @@ from quantkit.cli.options import (
     AsJson,
     Datasets,
     Device,
+    EngineArgs,
     Limit,
     MaxLength,
     Quiet,
@@ -22,6 +23,7 @@ from quantkit.cli.options import (
     VllmPython,
     one_of,
     split,
+    words,
 )
 
 
@@ -83,6 +85,7 @@ def command(
         ),
     ] = "transformers",
     python: VllmPython = None,
+    engine_args: EngineArgs = "",
     server: Server = None,
     apply_chat_template: Annotated[
         bool, typer.Option("--apply-chat-template", help="Ask through the model's chat template.")
@@ -124,6 +127,7 @@ def command(
         server=server,
         backend=backend,
         python=python,
+        engine_args=tuple(words(engine_args)),
         prompts=prompts,
         judge=judge,
         chat=Chat(apply_chat_template, fewshot_as_multiturn, system_instruction),

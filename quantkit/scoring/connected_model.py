@@ -1,10 +1,11 @@
 """A model that an engine serves, ready to be scored: connected, checked against its folder, cached.
 
 Answers are cached for the next run under everything that determines them. For a server that
-includes the start of its process; where a server does not report that, its answers are kept for
-this run only.
+includes the start of its process, unless the run started it itself and knows its flags; where a
+server does not report its start, its answers are kept for this run only.
 """
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,9 @@ class ConnectedModel(ServedModel):
         max_length: int | None,
         trust_remote_code: bool,
     ) -> None:
-        self._label, self._progress, self._facts = target.label, progress, facts
+        self._label, self._progress = target.label, progress
+        self.process = facts
+        """The engine's own facts, while it is the same."""
         self._kept = None
         if facts is not None:
             self._kept = cache.AnswerCache(folder, cache.identity(_all_facts(target, facts)))
@@ -82,7 +85,7 @@ class ConnectedModel(ServedModel):
         """Refuse scores of two engines: what answered must be what was checked against the
         folder.
         """
-        if self.endpoint.facts() != self._facts:
+        if self.endpoint.facts() != self.process:
             raise ScoreError(
                 f"{self.endpoint.url} was restarted while it was scored; score it again"
             )
@@ -130,9 +133,11 @@ def served(
     assert asked.server is not None
     server = Endpoint(asked.server)
     facts = server.facts()
+    kept_by = determining(facts, asked)
     model = ConnectedModel(
-        target, server, facts, folder, progress, asked.max_length, trust_remote_code
+        target, server, kept_by, folder, progress, asked.max_length, trust_remote_code
     )
+    model.process = facts
     model.where = f"served at {without_password(asked.server)}"
     known = None
     if facts is not None:
@@ -154,6 +159,18 @@ def served(
         if known is not None:
             server_identity.write(known, model.served)
     return model
+
+
+def determining(facts: dict[str, str] | None, asked: "ScoreOptions") -> dict[str, str] | None:
+    """What determines a server's answers.
+
+    One that the run started itself answers as any other start with the same flags would, at
+    whatever address; so an interrupted run resumes.
+    """
+    if facts is None or not asked.is_started:
+        return facts
+    same = {key: facts[key] for key in ("model", "max_model_len", "version")}
+    return same | {"engine": "vllm", "flags": shlex.join(asked.engine_args)}
 
 
 def _all_facts(target: ModelSource | Checkpoint, facts: dict[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from quantkit.cli.main import main
 from quantkit.errors import EngineError
 from quantkit.model.source import ModelSource
 from quantkit.scoring import server_identity
+from quantkit.scoring.connected_model import determining
+from quantkit.scoring.options import ScoreOptions
 
 PYTHON = """#!{python}
 print({answer!r})
@@ -28,6 +31,7 @@ from quantkit.scoring import loading
 
 words = sys.argv[1:]
 open({seen!r}, "w").write(str(os.getpid()))
+open({seen!r} + ".words", "w").write(" ".join(words))
 source = ModelSource.open(words[1])
 model = loading.load(source, torch.device("cpu"))
 port = int(words[words.index("--port") + 1])
@@ -62,7 +66,11 @@ def test_a_model_is_scored_in_vllm_that_is_started_and_ended(
     how["cache"] = tmp_path / "cache"
     folder = str(short_demo.folder)
     (here,) = quantkit.score(folder, **how)
-    (there,) = quantkit.score(folder, **how, backend="vllm", python=engine / "python")
+    flags = ["--dtype", "float32", "--max-model-len", "64"]
+    (there,) = quantkit.score(
+        folder, **how, backend="vllm", python=engine / "python", engine_args=flags
+    )
+    assert (engine / "pid.words").read_text().split()[-4:] == flags
     ours, theirs = (e.card.scores["python_docs/perplexity"] for e in (here, there))
     assert theirs.value == pytest.approx(ours.value, rel=1e-5)
     assert there.card.served.version == "0.26.0"
@@ -92,14 +100,54 @@ fake.serve_forever(0.05)
     monkeypatch.setattr(server_identity, "N_PROMPTS", (8, 16))
     monkeypatch.setattr("quantkit.scoring.endpoint.BACKOFF_S", 0.01)
     how = {"tasks": ["python_docs"], "limit": 1, "max_length": MAX_LENGTH, "device": "cpu"}
+    how |= {"cache": tmp_path / "cache", "backend": "vllm", "python": engine / "python"}
     with pytest.raises(EngineError, match=r"(?s)vLLM stopped while .* resumes.*illegal instruct"):
-        quantkit.score(
-            str(short_demo.folder),
-            **how,
-            cache=tmp_path / "cache",
-            backend="vllm",
-            python=engine / "python",
-        )
+        quantkit.score(str(short_demo.folder), **how)
+
+
+def test_an_engine_that_is_started_again_resumes(engine, short_demo, tmp_path, monkeypatch):
+    """At another address, later, with the same flags."""
+    server = (
+        (engine / "vllm")
+        .read_text()
+        .replace('fake.start(version="0.26.0")', 'fake.start(os.getpid(), version="0.26.0")')
+    )
+    told = "lambda body: dies() if len(fake.bodies) > LAST else answer(body)"
+    dying = server.replace(
+        "fake.serve_forever(0.05)",
+        f"""
+answer = fake.answer
+def dies():
+    print("RuntimeError: out of memory", flush=True)
+    os._exit(1)
+fake.answer = {told}
+fake.serve_forever(0.05)
+""",
+    )
+    monkeypatch.setattr(server_identity, "N_PROMPTS", (8, 16))
+    monkeypatch.setattr("quantkit.scoring.endpoint.BACKOFF_S", 0.01)
+    monkeypatch.setattr("quantkit.scoring.endpoint.REQUEST_TOKENS", 64)  # a window a request
+    how = {"tasks": ["python_docs"], "limit": 3, "max_length": MAX_LENGTH, "device": "cpu"}
+    how |= {"cache": tmp_path / "cache", "backend": "vllm", "python": engine / "python"}
+    (engine / "vllm").write_text(dying.replace("LAST", "35"))
+    with pytest.raises(EngineError, match="resumes"):
+        quantkit.score(str(short_demo.folder), **how)
+    (engine / "vllm").write_text(server)
+    (found,) = quantkit.score(str(short_demo.folder), **how)
+    assert 0 < found.card.cached["python_docs"] < 1
+
+
+def test_answers_are_those_of_a_version_with_its_flags():
+    facts = {"url": "a", "model": "m", "root": "", "max_model_len": "64", "version": "1"}
+    facts |= {"started": "1", "flags": "blocks=5"}
+    later = facts | {"url": "b", "started": "2", "flags": "blocks=6"}
+    ours = ScoreOptions((), server="x", is_started=True)
+    assert determining(facts, ours) == determining(later, ours)
+    assert determining(facts | {"version": "2"}, ours) != determining(facts, ours)
+    other = replace(ours, engine_args=("--dtype", "float32"))
+    assert determining(facts, other) != determining(facts, ours)
+    theirs = ScoreOptions((), server="x")  # one that somebody else may have started anew
+    assert determining(facts, theirs) != determining(later, theirs)
 
 
 def test_what_is_missing_is_said_before_anything_is_loaded(engine, short_demo, tmp_path, capsys):
@@ -110,6 +158,10 @@ def test_what_is_missing_is_said_before_anything_is_loaded(engine, short_demo, t
     assert "--backend vllm" in capsys.readouterr().err
     assert main([*asked, "--backend", "vllm", "--server", "http://127.0.0.1:1"]) == 2
     assert "leave out --server" in capsys.readouterr().err
+    assert main([*asked, "--engine-args", "--dtype float32"]) == 2
+    assert "--engine-args are vLLM's flags: add --backend vllm" in capsys.readouterr().err
+    assert main([*asked, "--backend", "vllm", "--engine-args", "'--dtype"]) == 2
+    assert "no closing quotation" in capsys.readouterr().err
     assert not (engine / "pid").exists()
 
 
@@ -121,7 +173,8 @@ def test_real_vllm_is_scored_and_leaves_nothing_behind(tmp_path):
     folder = str(shutil.copytree(ModelSource.open("demo").folder, tmp_path / "model"))
     how = {"tasks": ["python_docs"], "limit": 2, "max_length": 1000, "cache": tmp_path / "cache"}
     (here,) = quantkit.score(folder, **how)
-    (there,) = quantkit.score(folder, **how, backend="vllm", python=os.environ["QUANTKIT_VLLM"])
+    engine = {"backend": "vllm", "python": os.environ["QUANTKIT_VLLM"]}
+    (there,) = quantkit.score(folder, **how, **engine, engine_args=["--max-model-len", "1002"])
     ours, theirs = (e.card.scores["python_docs/perplexity"] for e in (here, there))
     assert theirs.n == ours.n
     assert theirs.value == pytest.approx(ours.value, rel=0.01)
