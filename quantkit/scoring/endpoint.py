@@ -252,20 +252,7 @@ class Endpoint:
             body["repetition_penalty"] = rules.repetition_penalty
         most_bytes = MOST_BYTES + rules.max_new * TOKEN_BYTES
         answer = self._send("POST", "/completions", body, most_bytes)
-        try:
-            (choice,) = answer["choices"]
-            text, why = _text(choice["text"]), _text(choice["finish_reason"])
-            n_tokens = answer["usage"]["completion_tokens"] if why == "length" else rules.max_new
-        except (KeyError, TypeError, ValueError) as error:
-            raise ScoreError(f"{self.url}/completions answered in an unknown form") from error
-        if why not in ("stop", "length"):
-            raise ScoreError(f"{self.url} broke off an answer ({why[:40]}); run again")
-        if n_tokens != rules.max_new:
-            raise ScoreError(
-                f"{self.url} ended an answer for its length after {str(n_tokens)[:20]} tokens of "
-                f"{rules.max_new}; serve with a longer --max-model-len"
-            )
-        return text
+        return written_text(answer, rules.max_new, self.url, "serve with a longer --max-model-len")
 
     def _echo_some(self, prompts: dict[int, list[int]]) -> dict[int, Echo]:
         if self._stopped.is_set():
@@ -393,6 +380,26 @@ class Endpoint:
         self._stopped.set()
         for connection in list(self._open):
             connection.cut()
+
+
+def written_text(answer: Any, max_new: int, engine: str, if_short: str) -> str:
+    """The text of an answer to one prompt, refused where it is not whole."""
+    try:
+        (choice,) = answer["choices"]
+        text, why = _text(choice["text"]), _text(choice["finish_reason"])
+        n_tokens = answer["usage"]["completion_tokens"] if why == "length" else max_new
+    except (KeyError, TypeError, ValueError) as error:
+        raise ScoreError(
+            f"{engine} answered in an unknown form; its earlier answers are kept: run again"
+        ) from error
+    if why not in ("stop", "length"):
+        raise ScoreError(f"{engine} broke off an answer ({why[:40]}); run again")
+    if n_tokens != max_new:
+        raise ScoreError(
+            f"{engine} ended an answer for its length after {str(n_tokens)[:20]} tokens of "
+            f"{max_new}; {if_short}"
+        )
+    return text
 
 
 def _text(value: Any) -> str:

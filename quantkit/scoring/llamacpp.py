@@ -13,12 +13,13 @@ from typing import Any
 from quantkit.engine import http
 from quantkit.errors import MissingDependency, ScoreError
 from quantkit.parsing import parse_json
-from quantkit.scoring.endpoint import Echo
+from quantkit.scoring.endpoint import Echo, written_text
 from quantkit.scoring.rules import Rules
 
 CERTAIN = 1000
 """A bias that makes any token the choice."""
 MAX_CONTEXT = 4096
+SHORT = "score with a shorter --max-length"
 
 
 class LlamaCpp:
@@ -34,6 +35,7 @@ class LlamaCpp:
             ) from error
         self.url = str(path)
         self.model = path.name
+        self._name = f"llama.cpp with {path.name}"
         self.max_model_len: int | None = min(context, (max_length or MAX_CONTEXT) + 2)
         wanted = xllamacpp.CommonParams()
         wanted.model.path = str(path)
@@ -92,15 +94,19 @@ class LlamaCpp:
             if rules.temperature:
                 asked |= {"seed": rules.seed + i, "top_k": rules.top_k or 0, "min_p": 0.0}
                 asked["top_p"] = rules.top_p or 1.0
-            keep(i, str(self._answer(asked)["text"]))
+            keep(i, written_text(self._answer(asked), rules.max_new, self._name, SHORT))
 
     def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        answer = self._server.handle_completions(asked)
-        if "choices" not in answer:
+        try:
+            answer: Any = self._server.handle_completions(asked)
+        except (RuntimeError, ValueError) as error:
+            raise ScoreError(
+                f"{self._name} stopped: {error}; its answers are kept, and the same command resumes"
+            ) from error
+        if not isinstance(answer, dict) or not answer.get("choices"):
             n_tokens = len(asked["prompt"])
-            raise ScoreError(f"llama.cpp refuses {n_tokens} tokens of {self.model}: {answer}")
-        first: dict[str, Any] = answer["choices"][0]
-        return first
+            raise ScoreError(f"{self._name} refuses {n_tokens} tokens: {str(answer)[:300]}")
+        return answer
 
     def _ask(self, before: list[int], token: int) -> tuple[float, float]:
         """Log-probabilities of a token and of the likeliest one."""
@@ -126,6 +132,9 @@ class LlamaCpp:
                 "logit_bias": [bias],
             }
         )
-        logprobs = answer["logprobs"]
-        first: dict[str, Any] | None = logprobs["content"][0] if logprobs else None
+        try:
+            logprobs = answer["choices"][0]["logprobs"]
+            first: dict[str, Any] | None = logprobs["content"][0] if logprobs else None
+        except (KeyError, TypeError, IndexError) as error:
+            raise ScoreError(f"{self._name} answered in an unknown form; run again") from error
         return first

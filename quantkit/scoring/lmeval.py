@@ -157,7 +157,7 @@ def _makes_documents(tasks: Sequence[str]) -> bool:
         return False
     index = _manager(tasks).task_index
     members = {name for group in groups(tasks).values() for name in group["members"]}
-    parts = [index[name] for name in {*tasks, *members} if name in index]
+    parts = [index[name] for name in {*tasks, *members} if name in index and not is_own(name)]
     return any("custom_dataset" in (part.cfg or {}) for part in parts)
 
 

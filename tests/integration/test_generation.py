@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from quantkit.errors import DataError, ScoreError
+from quantkit.export.checkpoint import Checkpoint
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass.run import quantize
@@ -14,6 +15,7 @@ from quantkit.recipe import load
 from quantkit.scoring import decoding, following, generation, lmeval, loading
 from quantkit.scoring.generation import Generator
 from quantkit.scoring.harness import evaluate
+from quantkit.scoring.llamacpp import LlamaCpp
 from quantkit.scoring.options import ScoreOptions
 from quantkit.scoring.rules import Rules
 
@@ -208,6 +210,56 @@ def test_answers_of_llama_cpp_are_ours(tasks, tmp_path):
             asked = ScoreOptions((str(tasks),), limit=4, cache=tmp_path / "cache", backend=backend)
             evaluate(made, asked, "cpu")
     assert found["llama.cpp"] == found["transformers"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (lambda answer: "gone", "refuses .* tokens: gone"),
+        (lambda answer: answer | {"choices": [{"text": 5}]}, "unknown form.* kept"),
+        (
+            lambda answer: {
+                "choices": [{"text": "a", "finish_reason": "length"}],
+                "usage": {"completion_tokens": 3},
+            },
+            "after 3 tokens of 20",
+        ),
+        (RuntimeError("no memory"), "stopped: no memory; its answers are kept"),
+    ],
+    ids=["garbage", "form", "short", "dies"],
+)
+def test_faults_of_llama_cpp_lose_nothing(tasks, tmp_path, demo_made, monkeypatch, fault, words):
+    """Real llama.cpp up to its third answer."""
+    pytest.importorskip("xllamacpp")
+    made = Checkpoint.open(demo_made / "gguf-q8_0")
+    asked = ScoreOptions((str(tasks),), limit=5, cache=tmp_path, backend="llama.cpp")
+    answer, n_asked = LlamaCpp._answer, []
+
+    class Faulty:
+        def __init__(self, server):
+            self.server = server
+
+        def handle_completions(self, body):
+            n_asked.append(body)
+            found = self.server.handle_completions(body)
+            if len(n_asked) != 3:
+                return found
+            if isinstance(fault, Exception):
+                raise fault
+            return fault(found)
+
+    def faulty(self, body):
+        if not isinstance(self._server, Faulty):
+            self._server = Faulty(self._server)
+        return answer(self, body)
+
+    monkeypatch.setattr(LlamaCpp, "_answer", faulty)
+    with pytest.raises(ScoreError, match=words):
+        evaluate(made, asked, "cpu")
+    assert len(n_asked) == 3
+    card = evaluate(made, asked, "cpu").card
+    assert len(n_asked) == 3 + 3  # two of five are not asked again
+    assert card.cached == {"my_sums": 2 / 5}
 
 
 def test_a_stopped_run_goes_on_at_the_first_open_answer(tasks, tmp_path):

@@ -123,6 +123,18 @@ def test_faults_of_written_answers_lose_nothing(fake, tmp_path, monkeypatch, fau
     assert len(fake.bodies) - n_before == len(WRITTEN) - 1  # the first is not asked again
 
 
+def test_a_server_that_dies_while_it_writes_loses_nothing(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(endpoint, "WRITTEN_AT_ONCE", 1)
+    kept = cache.TextCache(cache.AnswerCache(tmp_path, "texts"))
+    lm = ServedModel(endpoint.Endpoint(fake.url), fake.tokenizer, written=kept)
+    fake.faults = [None, *["cut"] * endpoint.ATTEMPTS]
+    with pytest.raises(ScoreError, match=rf"cannot be reached .*, {endpoint.ATTEMPTS} times; see"):
+        lm.generate_until(WRITTEN)
+    n_before = len(fake.bodies)
+    assert all(isinstance(text, str) for text in lm.generate_until(WRITTEN))
+    assert len(fake.bodies) - n_before == len(WRITTEN) - 1
+
+
 # The same answers.
 
 
