@@ -12,24 +12,33 @@ if TYPE_CHECKING:
 
 MOST_LINES = 60
 """The size limit of a comment on a pull request."""
+FEWEST_DETAILED = 3
+"""Candidates that sections have before the table has fewer."""
 MOST_SPEEDS = 10
 
 
 def render(whole: Report) -> str:
-    """A table with a heading, and how it was measured; only the best if there are many
-    candidates.
+    """A table with a heading, sections on each candidate, and how it was measured.
+
+    If there are many candidates, sections have only the best, and then the table too.
     """
-    for n_shown in range(min(len(whole.candidates), MOST_LINES), 0, -1):
-        text = _render(whole, whole.best(n_shown))
+    n_all = min(len(whole.candidates), MOST_LINES)
+    sizes = [(n_all, n) for n in range(n_all, min(FEWEST_DETAILED, n_all) - 1, -1)]
+    sizes += [(n, min(n, FEWEST_DETAILED)) for n in range(n_all - 1, 0, -1)]
+    for n_shown, n_detailed in sizes:
+        text = _render(whole, whole.best(n_shown), whole.best(n_detailed))
         if text.count("\n") <= MOST_LINES:
-            return text
-    return _render(whole, whole.best(1))
+            break
+    return text
 
 
-def _render(whole: Report, report: Report) -> str:
+def _render(whole: Report, report: Report, detailed: Report) -> str:
     headings = table.titles(report)
-    left_out = len(whole.candidates) - len(report.candidates)
-    more = [f"{left_out} more are in report.html and report.json.", ""] if left_out else []
+    n_table, n_details = (len(whole.candidates) - len(r.candidates) for r in (report, detailed))
+    more = [f"{n_table} more are in report.html and report.json.", ""] if n_table else []
+    fewer = []
+    if n_details > n_table:
+        fewer = [f"What follows has the best {len(detailed.candidates)}; report.html has all.", ""]
     lines = [
         f"# {_safe(report.baseline.name)}: quantised versions compared",
         "",
@@ -41,8 +50,9 @@ def _render(whole: Report, report: Report) -> str:
         *[line for text in whole.notes for line in (f"Note: {_safe(text)}", "")],
         *[line for text in table.advice(whole) for line in (_safe(text), "")],
         *[line for text in table.proven(report) for line in (_safe(text), "")],
-        *_damage(report),
-        *_verdicts(report),
+        *fewer,
+        *_damage(detailed),
+        *_verdicts(detailed),
         *_speed(whole),
         _how(report),
         "",
