@@ -112,12 +112,16 @@ def _python_docs_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def demo_made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of the demo model for both engines, as `quantize` writes them."""
+    from quantkit import resources
     from quantkit.model.source import ModelSource
     from quantkit.onepass.run import quantize
     from quantkit.recipe import load
 
     out = tmp_path_factory.mktemp("made")
-    quantize(ModelSource.open("demo"), [load("fp8-dynamic"), load("gguf-q8_0")], out, "cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        # All of it, though the first to ask may be a module where the demo is short.
+        patch.setattr(resources, "DEMO_MODEL", resources.PACKAGE / "_data" / "demo-model")
+        quantize(ModelSource.open("demo"), [load("fp8-dynamic"), load("gguf-q8_0")], out, "cpu")
     return out
 
 
