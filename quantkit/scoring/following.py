@@ -20,7 +20,8 @@ from quantkit.scoring.suites import FOLLOWED
 if TYPE_CHECKING:
     import torch
 
-N_OWN = 48
+N_OWN = 80
+"""With `OWN_TOKENS` each, as many tokens as a judgement needs."""
 OWN_PROMPT_CHARACTERS = 240
 OWN_TOKENS = 64
 DEFAULT_TOKENS = 256

@@ -7,7 +7,8 @@ from figures.regions import ROOT, number, paragraph, region, result, table
 from quantkit.hardware.gpus import label
 
 MODEL = ROOT / "quantkit" / "_data" / "demo-model"
-SHOWN = ("rtn-w8a16", "fp8-dynamic", "rtn-w4a16")
+PLANNED = ("awq-gptq-w4a16", "fp8-dynamic", "gguf-q4_k_m")
+JUDGED = ("rtn-w8a16", "rtn-w4a16")
 PERPLEXITY = "python_docs/perplexity"
 
 
@@ -15,12 +16,12 @@ def training() -> Any:
     return json.loads((MODEL / "training.json").read_text(encoding="utf-8"))
 
 
-def shortened(lines: list[str], models: list[str]) -> list[str]:
-    """Of the verdicts only some; what is left out is one line with an ellipsis."""
+def shortened(lines: list[str], models: list[str], kept: tuple[str, ...]) -> list[str]:
+    """Of the lines on models only some; what is left out is one line with an ellipsis."""
     shown: list[str] = []
     for line in lines:
-        first = line.split(" ")[0]
-        if first in models and first not in SHOWN:
+        first = line.split(" ")[0].removesuffix(":")
+        if first in models and first not in kept:
             if shown[-1] != "…":
                 shown.append("…")
         else:
@@ -35,7 +36,8 @@ def demo_output() -> str:
     printed = [line.rstrip() for line in run["printed"]]
     end = next(i for i, line in enumerate(printed) if line.startswith("Everything is in"))
     models = [name for name in run["scores"] if name != "source"]
-    lines = [f"$ {run['command']}", *run["notes"], *shortened(printed[: end + 1], models)]
+    notes = shortened(run["notes"], models, PLANNED)
+    lines = [f"$ {run['command']}", *notes, *shortened(printed[: end + 1], models, JUDGED)]
     return "\n".join(["```", *lines, "```"])
 
 
