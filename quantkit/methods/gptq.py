@@ -39,7 +39,7 @@ below zero.
 TUNE = Option("a whole number from 0 to 1000", lambda v: type(v) is int and 0 <= v <= 1000)
 """Steps of the gradient stage that the pass runs after each block."""
 DISTIL = Option("a whole number from 0 to 100", lambda v: type(v) is int and 0 <= v <= 100)
-"""Final passes over the calibration tokens in which all scales are tuned together."""
+"""Final passes over the calibration tokens in which all codes and scales are tuned together."""
 PANEL = 1024
 """Columns per GPU block, which are updated with each other's errors at once; later columns are
 updated together afterwards: a few large products, where block-by-block updates would read and write

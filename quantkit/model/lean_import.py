@@ -8,8 +8,9 @@ answered with no while the classes load, and only in processes of the command li
 import quantkit keep their transformers unchanged.
 
 transformers also imports torch's compiler (a third of what is left) for decorators that speak to
-it, and one context manager. Nothing is compiled here, so while the classes load, a stand-in takes
-the compiler's place; whoever needs the real one later imports it as usual. And transformers reads
+it, and one context manager; torchvision, where it is installed, for one question. Nothing is
+compiled here, so while the classes load, a stand-in takes the compiler's place; whoever needs the
+real one later imports it as usual. And transformers reads
 the metadata of every installed package for a table of which package provides which module, of which
 it needs a few rows.
 """
@@ -17,7 +18,7 @@ it needs a few rows.
 import gc
 import importlib.metadata
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -109,21 +110,27 @@ def without_compiler() -> Iterator[None]:
 @contextmanager
 def _stand_in(torch: Any) -> Iterator[None]:
     """What decorates functions for torch's compiler, in place of all of it."""
-    inner = f"{COMPILER}._trace_wrapped_higher_order_op"
     if COMPILER in sys.modules:
         yield
         return
-    compiler, traced = ModuleType(COMPILER), ModuleType(inner)
+    compiler = _module(COMPILER, dict.fromkeys(DECORATORS, _unchanged))
     compiler.__path__ = []
-    for name in DECORATORS:
-        setattr(compiler, name, _unchanged)
-    setattr(traced, "TransformGetItemToIndex", _real_transform)  # noqa: B010
-    sys.modules.update({COMPILER: compiler, inner: traced})
+    inner = {f"{COMPILER}.{name}": names for name, names in INNER.items()}
+    modules = {COMPILER: compiler} | {name: _module(name, inner[name]) for name in inner}
+    sys.modules.update(modules)
     torch._dynamo = compiler
     try:
         yield
     finally:
-        del sys.modules[COMPILER], sys.modules[inner], torch._dynamo
+        for name in modules:
+            del sys.modules[name]
+        del torch._dynamo
+
+
+def _module(name: str, functions: Mapping[str, Callable[..., Any]]) -> ModuleType:
+    made = ModuleType(name)
+    vars(made).update(functions)
+    return made
 
 
 def _unchanged(function: Callable[..., Any] | None = None, *_: Any, **__: Any) -> Any:
@@ -135,6 +142,19 @@ def _real_transform() -> Any:
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     return TransformGetItemToIndex()
+
+
+def _real_answer(device: str) -> Any:
+    from torch._dynamo.utils import is_compile_supported
+
+    return is_compile_supported(device)
+
+
+INNER: dict[str, dict[str, Callable[..., Any]]] = {
+    "_trace_wrapped_higher_order_op": {"TransformGetItemToIndex": _real_transform},
+    "utils": {"is_compile_supported": _real_answer},
+}
+"""What is imported from inside the compiler while the classes load."""
 
 
 class _Providers(dict[str, list[str]]):

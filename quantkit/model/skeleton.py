@@ -2,6 +2,8 @@
 
 import inspect
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,7 @@ def skeleton(
             only_errors("transformers"),
             init_empty_weights(include_buffers=False),
             lean_import.without_compiler(),
+            _without_values(),
         ):
             model = _described(folder, trust_remote_code, arguments)
     except Exception as error:  # a config is untrusted input; anything may be wrong with it
@@ -51,6 +54,34 @@ def skeleton(
         ) from error
     model.tie_weights()
     return model.eval()
+
+
+@contextmanager
+def _without_values() -> Iterator[None]:
+    """Initialisers leave parameters on the meta device alone.
+
+    torch runs them in Python there, for nothing, and imports sympy for that: more than a second.
+    """
+    from torch.nn import init
+    from transformers import initialization
+
+    usual = {name: each for name, each in vars(init).items() if name.endswith("_")}
+    known: dict[str, Any] = getattr(initialization, "TORCH_INIT_FUNCTIONS", {})
+    taken = dict(known)
+    vars(init).update({name: _skips_meta(each) for name, each in usual.items() if callable(each)})
+    known.update({name: _skips_meta(each) for name, each in taken.items()})
+    try:
+        yield
+    finally:
+        vars(init).update(usual)
+        known.update(taken)
+
+
+def _skips_meta(initialise: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(tensor: "torch.Tensor", *given: Any, **named: Any) -> Any:
+        return tensor if tensor.is_meta else initialise(tensor, *given, **named)
+
+    return checked
 
 
 def _described(folder: Path, trust_remote_code: bool, arguments: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from quantkit import families
 from quantkit.methods.statistics import Statistics
 from quantkit.model.architecture import EXPERT
 from quantkit.model.experts import Experts
@@ -30,12 +31,17 @@ class Collector:
     """Also keep statistics of held-out tokens separately."""
     n_kept: int = 0
     """Raw inputs kept per linear."""
+    shares_experts: bool = False
+    """Experts share the statistics of their common input, for lack of memory for those of each."""
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
     groups: dict[str, list[str]] = field(default_factory=dict)
     """Linears that share an input, under the name of the first."""
     statistics: dict[str, Statistics] = field(default_factory=dict)
+    """By the name of a group's first linear; several may share one."""
     _alive: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
     """Inputs of the current forward pass by identity; kept so that no identity is reused."""
+    _common: dict[tuple[str, str], Statistics] = field(default_factory=dict)
+    """What experts share."""
     _last: str = ""
     """The linear that was reached last, if every batch reaches it last."""
 
@@ -70,8 +76,20 @@ class Collector:
         """All batches have been seen; add what other ranks saw."""
         if ranks is not None and self.linears:  # without, the block is copied as it is
             self._add_up(ranks)
-        for statistics in self.statistics.values():
+        for statistics in self._each():
             statistics.complete()
+
+    def _each(self) -> list[Statistics]:
+        """All statistics, those that experts share once."""
+        return list({id(found): found for found in self.statistics.values()}.values())
+
+    def _new(self, name: str, width: int, device: torch.device) -> Statistics:
+        """Statistics for a group, or those of another expert that reads the same input."""
+        if self.shares_experts and (common := common_input(name)):
+            if common not in self._common:
+                self._common[common] = Statistics.zeros(width, device, self.hold_out)
+            return self._common[common]
+        return Statistics.zeros(width, device, self.hold_out)
 
     def _add_up(self, ranks: Ranks) -> None:
         widths = {name: len(found.total) for name, found in self.statistics.items()}
@@ -79,10 +97,10 @@ class Collector:
         self.groups, widths = ranks.share((self.groups, widths))
         device = next(iter(self.linears.values())).weight.device
         self.statistics = {
-            name: self.statistics.get(name) or Statistics.zeros(width, device, self.hold_out)
+            name: self.statistics.get(name) or self._new(name, width, device)
             for name, width in widths.items()
         }
-        all_of_them = list(self.statistics.values())
+        all_of_them = self._each()
         counts = torch.tensor([found.n_tokens for found in all_of_them], device=device)
         ranks.sum_([counts, *(t for found in all_of_them for t in (found.gram, found.total))])
         ranks.sum_([found.held for found in all_of_them if found.held is not None])
@@ -102,8 +120,7 @@ class Collector:
             members.append(name)
         if leader == name:
             if name not in self.statistics:
-                width = tensor.shape[-1]
-                self.statistics[name] = Statistics.zeros(width, tensor.device, self.hold_out)
+                self.statistics[name] = self._new(name, tensor.shape[-1], tensor.device)
             # Experts get real tokens only, and not all of them.
             keep = None if EXPERT.search(name) else keep
             states = real(tensor, keep)
@@ -128,6 +145,16 @@ class Collector:
         if name not in self.statistics:
             self.statistics[name] = Statistics.zeros(tensor.shape[-1], tensor.device)
         self.statistics[name].add(real(tensor, keep))
+
+
+def common_input(name: str) -> tuple[str, str] | None:
+    """What experts of a block have in common whose first layers read the router's input: the name
+    of their list, and of the layer. None for other layers, whose inputs have nothing in common.
+    """
+    found, last = EXPERT.search(name), name.rpartition(".")[2]
+    if found is None or not any(last in parts for parts in families.fused()):
+        return None
+    return name[: found.start()], name[found.end() :]
 
 
 def _nothing(width: int, inputs: torch.Tensor) -> torch.Tensor:

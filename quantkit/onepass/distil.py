@@ -1,44 +1,59 @@
-"""End-to-end distillation of scales: the last stage of a recipe, after all blocks.
+"""End-to-end distillation of codes and scales: the last stage of a recipe, after all blocks.
 
 Each block was fitted to its own part of the source. The joint effect of all blocks' errors shows
-only at the end, in the probabilities of the next token. Here every scale of every block moves a
-little, such that these come closer to the source's (KL divergence over the whole vocabulary, as in
-distillation). Codes stay fixed: there are too many of them for the calibration tokens, and on
-unseen text they get worse. Held-out batches decide whether the new scales are used.
+only at the end, in the probabilities of the next token. Here every code and every scale of every
+block moves a little, such that these come closer to the source's (KL divergence over the whole
+vocabulary, as in distillation). Steps are small: larger ones learn the calibration tokens by heart.
+Held-out batches decide whether the result is used.
 
-The model is never in memory in 16 bits. Codes of all blocks stay on the device, one block at a time
-is dequantised, and in the backward pass it is run again from its input.
+All blocks stay on the device, each is run again from its input in the backward pass. Where there is
+no room for that, codes keep their numbers and one block at a time is dequantised; only scales move.
 """
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from quantkit import device as devices
-from quantkit import formats, grid, numbers
+from quantkit import formats, grid
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.export.folder import FolderWriter
 from quantkit.model.block_calls import Call
 from quantkit.model.blocks import Decoder
 from quantkit.onepass import stored
+from quantkit.onepass.estimate import DISTILLED_BYTES, DISTILLED_SCALES_BYTES
 from quantkit.onepass.hidden_states import HiddenStates
 from quantkit.onepass.journal import Journal
-from quantkit.onepass.tuning import Scaled, can_tune, divided, falling, in_turn, ones, reproducible
+from quantkit.onepass.tuning import (
+    Position,
+    Reach,
+    Scaled,
+    can_tune,
+    divided,
+    falling,
+    in_turn,
+    reproducible,
+)
 from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress
+from quantkit.schemes import WeightScheme
 
-REACH = 0.01
-"""How far all steps together move a scale, relative to it."""
+REACH = Reach(codes=0.1, scales=0.02)
+STEP = 4e-4
+"""How far codes move per step at most, on average: too many that change at once do harm."""
 MOMENTUM = 0.9
 """Momentum: the share of the mean gradient that later steps keep."""
-POSITIONS = 1024
+HELD = 16
+"""One in this many batches is held out."""
+POSITIONS = 2048
 """Tokens whose logits are in memory at once."""
-WORKING = 1.25
-"""Memory per code: a byte each, and what one block takes in turn."""
 FILE = "distilled.safetensors"
-"""In the journal: the scales that were found, before any is written."""
+"""In the journal: what was found, before any is written."""
 
 LogitsOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -67,19 +82,12 @@ class Lesson:
 def distil(
     lesson: Lesson, plan: Plan, writer: FolderWriter, journal: Journal, progress: Progress
 ) -> None:
-    """Replace the scales of a checkpoint whose blocks are all written, where others are better."""
+    """Replace codes and scales of a checkpoint whose blocks are all written, where others are
+    better.
+    """
     found = journal.kept(FILE)
     if found is None:
-        try:
-            found = _learn(lesson, plan, writer, progress) if _has_room(lesson, plan) else None
-        except torch.OutOfMemoryError:
-            found = None
-        if found is None:
-            progress.note(
-                f"{lesson.decoder.device} has no room for all blocks of {plan.recipe.name} at "
-                "once; its scales are not tuned further"
-            )
-            found = {}
+        found = _found(lesson, plan, writer, journal, progress)
         journal.keep(FILE, found)
     for name, tensor in found.items():
         writer.replace(name, tensor)
@@ -88,80 +96,162 @@ def distil(
         _remeasure(lesson.decoder, module, plan, writer, journal)
 
 
-def _has_room(lesson: Lesson, plan: Plan) -> bool:
-    """Whether the codes of all blocks fit beside what is there, with some room to work."""
-    free = devices.free_bytes(lesson.decoder.device)
-    n_codes = sum(tensor.n_elements for tensor in plan.quantized.values())
-    return free is None or n_codes * WORKING < free
-
-
-def _learn(
-    lesson: Lesson, plan: Plan, writer: FolderWriter, progress: Progress
+def _found(
+    lesson: Lesson, plan: Plan, writer: FolderWriter, journal: Journal, progress: Progress
 ) -> dict[str, torch.Tensor]:
-    """The tensors of better scales, by name; empty where held-out batches show no gain."""
-    student = _Student(lesson, plan, writer)
-    taught, held = divided(len(lesson.samples))
+    """Tensors to replace, by as much learning as there is room for."""
+    name, device = plan.recipe.name, lesson.decoder.device
+    n_codes = sum(tensor.n_elements for tensor in plan.quantized.values())
+    for keeper, bytes_each in ((journal, DISTILLED_BYTES), (None, DISTILLED_SCALES_BYTES)):
+        free = devices.free_bytes(device)
+        if free is not None and n_codes * bytes_each > free:
+            continue
+        found = _tried(_Student(lesson, plan, writer, keeper), plan, progress)
+        if found is None:
+            gc.collect()
+            torch.cuda.empty_cache()
+            continue
+        if keeper is None:
+            progress.note(
+                f"{device} has no room for what moves the codes of {name}, about "
+                f"{n_codes * DISTILLED_BYTES / 2**30:.0f} GiB; only its scales were distilled"
+            )
+        return found
+    progress.note(f"{device} has no room for all blocks of {name} at once; it is not tuned further")
+    return {}
+
+
+def _tried(student: "_Student", plan: Plan, progress: Progress) -> dict[str, torch.Tensor] | None:
+    """None where memory runs out after all."""
+    try:
+        with student:
+            return _learn(student, plan, progress)
+    except torch.OutOfMemoryError:
+        progress.finish()
+        return None
+
+
+def _learn(student: "_Student", plan: Plan, progress: Progress) -> dict[str, torch.Tensor]:
+    """Better tensors, by name; empty where held-out batches show no gain."""
+    lesson = student.lesson
+    taught, held = divided(len(lesson.samples), HELD)
     steps = plan.recipe.distilling_passes * len(taught)
+    reach = REACH._replace(codes=min(REACH.codes, STEP * steps))
     progress.start(f"distil {plan.recipe.name}", steps, "steps")
     with lesson.decoder.head() as logits_of, reproducible():
         before = student.divergence(held, logits_of)
         for step, place in enumerate(in_turn(taught, steps, seed=0)):
             student.learn(place, logits_of)
-            student.move(falling(step, steps) * REACH)
+            student.move(falling(step, steps), reach)
             progress.advance(1)
         after = student.divergence(held, logits_of)
     progress.finish()
-    kept = "taken" if after < before else "left as they were"
+    kept = "is taken" if after < before else "is not: all stays as it was"
     progress.note(
-        f"{plan.recipe.name}: KL on held-out calibration tokens {before:.4f}, {after:.4f} with "
-        f"distilled scales, which are {kept}"
+        f"{plan.recipe.name}: KL on held-out calibration tokens {before:.4f}, distilled "
+        f"{after:.4f}, which {kept}"
     )
-    return student.scales(writer) if after < before else {}
+    return student.changed() if after < before else {}
+
+
+class _Learner:
+    """One linear, and the mean of its gradients."""
+
+    def __init__(self, linear: Scaled) -> None:
+        self.linear = linear
+        self._means: list[torch.Tensor] = []
+
+    def learn(self, gradient: torch.Tensor) -> None:
+        """Count the gradient with respect to the weights."""
+        slopes = self.linear.slopes(gradient)
+        if not self._means:  # signs are all that is used: half the bytes will do
+            self._means = [torch.zeros_like(slope, dtype=torch.bfloat16) for slope in slopes]
+        for mean, slope in zip(self._means, slopes, strict=True):
+            mean.mul_(MOMENTUM).add_(slope.mul_(1 - MOMENTUM))
+
+    def move(self, share: float, reach: Reach) -> None:
+        self.linear.move(self._means, share, reach)
 
 
 class _Student:
-    """The quantised model, one block at a time, with trainable scales."""
+    """The quantised model with trainable scales and, with a journal, codes.
 
-    def __init__(self, lesson: Lesson, plan: Plan, writer: FolderWriter) -> None:
-        self._lesson, self._plan = lesson, plan
-        decoder = lesson.decoder
+    Codes need the weights that they stand for, and the journal has the scales folded into these.
+    """
+
+    def __init__(
+        self, lesson: Lesson, plan: Plan, writer: FolderWriter, journal: Journal | None
+    ) -> None:
+        self.lesson = lesson
+        self._plan, self._writer, self._journal = plan, writer, journal
         self._plain: list[dict[str, torch.Tensor]] = []
-        self._linears: list[dict[str, Scaled]] = []
-        for index in range(len(decoder.blocks)):
-            plain, made = stored.read_block(decoder, index, plan, writer)
-            self._plain.append(plain)
-            schemes = {n: plan.recipe.part(decoder.module(index, n)).weights for n in made}
-            self._linears.append(
-                {n: Scaled(q, schemes[n], ones(q, schemes[n])) for n, q in made.items()}
-            )
-        self._learning = [
-            (index, name)
-            for index, linears in enumerate(self._linears)
-            for name, linear in linears.items()
-            if can_tune(linear.scheme)
-        ]
-        self._gradients: dict[tuple[int, str], torch.Tensor] = {}
-        self._means: dict[tuple[int, str], torch.Tensor] = {}
+        self._learners: list[dict[str, _Learner]] = []
+        self._resident: list[torch.nn.Module] = []
+        self._stack = ExitStack()
 
-    def _weights(self, index: int) -> dict[str, torch.Tensor]:
-        """Weights of a block in the compute dtype; gradients reach the factors of scales."""
-        made = {}
-        for name, linear in self._linears[index].items():
-            tiles = grid.tiles(linear.before.values, linear.scheme)
-            plain = numbers.of(linear.scheme).widen(tiles)
-            made[f"{name}.weight"] = linear.times(plain).to(self._lesson.decoder.dtype)
-        return made
+    def __enter__(self) -> "_Student":
+        with ExitStack() as stack:
+            for index in range(len(self.lesson.decoder.blocks)):
+                self._read(index)
+                if self._journal is not None:
+                    self._resident.append(stack.enter_context(self._loaded(index)))
+            self._stack = stack.pop_all()
+        return self
 
-    @torch.no_grad()
+    def __exit__(self, *_: object) -> None:
+        self._resident.clear()
+        self._stack.close()
+
+    def _read(self, index: int) -> None:
+        """Take a block's numbers from the files."""
+        decoder = self.lesson.decoder
+        plain, made = stored.read_block(decoder, index, self._plan, self._writer)
+        learners = {}
+        for name, quantized in made.items():
+            scheme = self._plan.recipe.part(decoder.module(index, name)).weights
+            if can_tune(scheme):
+                learners[name] = _Learner(self._state(index, name, quantized, scheme))
+            else:
+                plain[f"{name}.weight"] = grid.dequantize(quantized, scheme)
+        self._plain.append(plain)
+        self._learners.append(learners)
+
+    def _state(
+        self, index: int, name: str, made: grid.QuantizedWeight, scheme: WeightScheme
+    ) -> Scaled:
+        if self._journal is None:
+            return Scaled.of(made, scheme)
+        decoder, folded = self.lesson.decoder, self._journal.scales
+        module = decoder.module(index, name)
+        weight = decoder.tensors(index)[f"{name}.weight"].read().to(decoder.device).float()
+        scales = [folded.get(f"{module}.{side}_scale") for side in ("in", "out")]
+        given = [None if s is None else s.to(decoder.device).float() for s in scales]
+        return Position.towards(grid.fold(weight, *given), made, scheme)
+
+    @contextmanager
+    def _loaded(self, index: int) -> Iterator[torch.nn.Module]:
+        made = {f"{n}.weight": each.linear.weight() for n, each in self._learners[index].items()}
+        with self.lesson.decoder.loaded(index, self._plain[index] | made) as block:
+            block.requires_grad_(False)
+            for name in made:
+                block.get_parameter(name).requires_grad_()
+            yield block
+
+    def _block(self, index: int) -> AbstractContextManager[torch.nn.Module]:
+        """A block with the weights of now."""
+        return nullcontext(self._resident[index]) if self._resident else self._loaded(index)
+
+    def _arguments(self, index: int, place: int, n_samples: int) -> dict[str, Any]:
+        return self.lesson.calls[index].of_batch(place, n_samples, self.lesson.decoder.device)
+
     def _inputs(self, place: int) -> list[torch.Tensor]:
         """Inputs of every block, and the last block's output."""
-        lesson, states = self._lesson, self._lesson.start.batch(place)
+        states = self.lesson.start.batch(place)
         found = [states]
-        for index, call in enumerate(lesson.calls):
-            state = self._plain[index] | self._weights(index)
-            with lesson.decoder.loaded(index, state) as block:
-                arguments = call.of_batch(place, len(states), lesson.decoder.device)
-                states = lesson.decoder.run(block, states, arguments)
+        for index in range(len(self._learners)):
+            with self._block(index) as block:
+                arguments = self._arguments(index, place, len(states))
+                states = self.lesson.decoder.run(block, states, arguments)
             found.append(states)
         return found
 
@@ -169,76 +259,70 @@ class _Student:
         """KL divergence from the source, in nats per token."""
         total, n_tokens = 0.0, 0
         for place in places:
-            total += self._end(place, self._inputs(place)[-1], logits_of)[0]
-            n_tokens += sum(len(ids) for ids in self._lesson.samples[place])
+            total += self._end(place, self._inputs(place)[-1], logits_of)[0].item()
+            n_tokens += sum(len(ids) for ids in self.lesson.samples[place])
         return total / n_tokens
 
     def learn(self, place: int, logits_of: LogitsOf) -> None:
-        """Accumulate the gradients of one batch, for every scale."""
-        lesson, decoder = self._lesson, self._lesson.decoder
+        """Count the gradients of one batch."""
         inputs = self._inputs(place)
         gradient = self._end(place, inputs.pop(), logits_of)[1]
-        self._gradients.clear()
         for index in reversed(range(len(inputs))):
-            learning = [(i, name) for i, name in self._learning if i == index]
-            factors = [self._linears[i][name].factors.requires_grad_() for i, name in learning]
             states = inputs.pop().detach().requires_grad_()
-            with torch.enable_grad():
-                weights = self._weights(index)
-                fixed = self._plain[index] | {n: w.detach() for n, w in weights.items()}
-                with decoder.loaded(index, fixed) as block:
-                    block.requires_grad_(False)
-                    arguments = lesson.calls[index].of_batch(place, len(states), decoder.device)
-                    output = torch.func.functional_call(block, weights, (states,), arguments)
-                    output = output[0] if isinstance(output, tuple) else output
-                    found = torch.autograd.grad(output, [states, *factors], gradient)
-            gradient = found[0]
-            self._gradients |= dict(zip(learning, found[1:], strict=True))
+            learners = self._learners[index]
+            with self._block(index) as block, torch.enable_grad():
+                weights = [block.get_parameter(f"{name}.weight") for name in learners]
+                output = block(states, **self._arguments(index, place, len(states)))
+                output = output[0] if isinstance(output, tuple) else output
+                gradient, *found = torch.autograd.grad(output, [states, *weights], gradient)
+            for learner, slope in zip(learners.values(), found, strict=True):
+                learner.learn(slope)
 
     def _end(
         self, place: int, states: torch.Tensor, logits_of: LogitsOf
-    ) -> tuple[float, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The divergence of a batch, summed, and the gradient of its mean with respect to the last
         states.
         """
-        samples = self._lesson.samples[place]
-        wanted, n_tokens = self._lesson.goal.batch(place), sum(map(len, samples))
-        gradient, total = torch.zeros_like(states), 0.0
+        samples = self.lesson.samples[place]
+        wanted, n_tokens = self.lesson.goal.batch(place), sum(map(len, samples))
+        gradient, total = torch.zeros_like(states), torch.zeros((), device=states.device)
         for sample, ids in enumerate(samples):
             for start in range(0, len(ids), POSITIONS):
                 part = slice(start, start + len(ids[start : start + POSITIONS]))
                 tokens = ids[None, part]
-                with torch.no_grad():
-                    source = logits_of(wanted[sample : sample + 1, part], tokens).log_softmax(-1)
+                source = logits_of(wanted[sample : sample + 1, part], tokens).float()
+                source = source.log_softmax(-1)
                 own = states[sample : sample + 1, part].detach().requires_grad_()
                 with torch.enable_grad():
-                    made = logits_of(own, tokens).log_softmax(-1)
-                    loss = (source.exp() * (source - made)).sum()
-                    (slope,) = torch.autograd.grad(loss, own)
-                gradient[sample, part] = (slope / n_tokens)[0]
-                total += loss.item()
+                    logits = logits_of(own, tokens)
+                made = logits.detach().float().log_softmax(-1)
+                likely = source.exp()
+                total += (likely * source.sub_(made)).sum()
+                slope = made.exp_().sub_(likely).div_(n_tokens).to(logits.dtype)
+                gradient[sample, part] = torch.autograd.grad(logits, own, slope)[0][0]
         return total, gradient
 
-    @torch.no_grad()
-    def move(self, reach: float) -> None:
+    def move(self, share: float, reach: Reach) -> None:
         """One step against the sign of every mean gradient."""
-        for place, gradient in self._gradients.items():
-            mean = self._means.setdefault(place, torch.zeros_like(gradient))
-            mean.mul_(MOMENTUM).add_(gradient, alpha=1 - MOMENTUM)
-            index, name = place
-            self._linears[index][name].factors.sub_(mean.sign(), alpha=reach)
+        for index, learners in enumerate(self._learners):
+            for name, learner in learners.items():
+                learner.move(share, reach)
+                if self._resident:
+                    weight = self._resident[index].get_parameter(f"{name}.weight")
+                    weight.detach().copy_(learner.linear.weight())
 
-    def scales(self, writer: FolderWriter) -> dict[str, torch.Tensor]:
-        """The stored form of the new scales, where it differs from the old."""
+    def changed(self) -> dict[str, torch.Tensor]:
+        """The stored form of everything that differs from before."""
         found = {}
-        for index, name in self._learning:
-            linear = self._linears[index][name]
-            module = self._lesson.decoder.module(index, name)
-            made = linear.with_scales(linear.before.values)
-            for tensor, value in formats.pack(module, made, self._plan.recipe, None).items():
-                value = value.cpu()
-                if not torch.equal(value, writer.stored(tensor).read()):
-                    found[tensor] = value
+        for index, learners in enumerate(self._learners):
+            for name, learner in learners.items():
+                module = self.lesson.decoder.module(index, name)
+                made = learner.linear.quantized()
+                for tensor, value in formats.pack(module, made, self._plan.recipe, None).items():
+                    value = value.cpu()
+                    if not torch.equal(value, self._writer.stored(tensor).read()):
+                        found[tensor] = value
         return found
 
 

@@ -21,6 +21,7 @@ from quantkit.errors import HardwareError
 from quantkit.methods.contract import Cost
 from quantkit.model.architecture import EXPERT, Architecture
 from quantkit.onepass.calibrated import BATCHED, batch_bytes, batch_size, measuring_cost
+from quantkit.onepass.collector import common_input
 from quantkit.onepass.ranks import assign
 from quantkit.plan.checkpoint import Plan
 from quantkit.recipe import Recipe
@@ -29,6 +30,10 @@ from quantkit.storage import gib
 TUNED_BYTES = 32
 """Per weight of a block in the gradient stage: its position, gradient, and intermediate results."""
 TOKENS_PER_BATCH = {"cuda": 8192, "cpu": 2048}
+DISTILLED_BYTES = 9.0
+"""Memory per weight where codes move: a position, a mean gradient, the weight, and some room."""
+DISTILLED_SCALES_BYTES = 1.25
+"""Memory per weight where only scales do: its code, and what one block takes in turn."""
 OFFLOAD = ("auto", "always", "never")
 """When hidden states go to host memory."""
 EFFICIENCY = 0.6
@@ -55,19 +60,30 @@ class Estimate:
     """Processes that share the samples; bytes are per process, seconds for all together."""
     n_local_ranks: int = 1
     """Those of them that share this machine's memory."""
-    distilling_bytes: int = 0
-    """On the device while the scales of all blocks are distilled, without hidden states."""
+    distilling_bytes: tuple[int, ...] = ()
+    """On the device while all blocks are distilled, without hidden states: codes and scales, or
+    scales alone.
+    """
+    experts_bytes: int = 0
+    """Of `working_bytes`: what Gram matrices of every expert's own inputs take beyond a shared
+    one.
+    """
+    shares_experts: bool = False
+    """Experts of a block share the Gram matrix of their common input."""
 
     def with_distilling(self, free: int | None, on_host: bool) -> "Estimate":
-        """With the memory of distillation, if it fits: it is left out where it does not."""
-        needed = self.distilling_bytes + (0 if on_host else self.hidden_bytes)
-        if free is not None and needed > free:
-            return self
-        return replace(self, working_bytes=max(self.working_bytes, self.distilling_bytes))
+        """With the memory of as much distillation as fits."""
+        states = 0 if on_host else self.hidden_bytes
+        shared = self.experts_bytes if self.shares_experts else 0
+        for needed in self.distilling_bytes:
+            if free is None or needed + states <= free:
+                return replace(self, working_bytes=max(self.working_bytes, needed + shared))
+        return self
 
     def device_bytes(self, on_host: bool) -> int:
         """Device memory, with or without hidden states on it."""
-        return self.working_bytes + (0 if on_host else self.hidden_bytes)
+        shared = self.experts_bytes if self.shares_experts else 0
+        return self.working_bytes - shared + (0 if on_host else self.hidden_bytes)
 
     def host_bytes(self, on_host: bool) -> int:
         """Memory of the process: two blocks, what is being written, hidden states if on the
@@ -122,9 +138,13 @@ def estimate(
     if any(plan.recipe.tuning_steps for plan in plans):
         running = 2 * running + TUNED_BYTES * parameters
     distilled = [plan.recipe.distilling_passes for plan in own if plan.recipe.distilling_passes]
-    resident = 0
-    if distilled:  # codes of all blocks, and the input of each for the backward pass
-        resident = n_blocks * (parameters + bytes_each * batch * narrow) + 2 * running
+    resident: tuple[int, ...] = ()
+    if distilled:  # all blocks, and the input of each for the backward pass
+        inputs = n_blocks * bytes_each * batch * narrow + 2 * running
+        resident = tuple(
+            int(n_blocks * parameters * each + inputs)
+            for each in (DISTILLED_BYTES, DISTILLED_SCALES_BYTES)
+        )
     working = (
         2 * parameters * bytes_each
         # Several ranks solve all streams of a block at once.
@@ -155,7 +175,30 @@ def estimate(
         seconds,
         n_ranks,
         distilling_bytes=resident,
+        experts_bytes=_experts_bytes(stacked) * squares,
     )
+
+
+def _experts_bytes(stacked: dict[str, tuple[int, int]]) -> int:
+    """Bytes of all Gram matrices that experts of a block could share, but for one of each kind."""
+    sizes: dict[tuple[str, str], list[int]] = {}
+    for name, (_, columns) in stacked.items():
+        if common := common_input(name):
+            sizes.setdefault(common, []).append(4 * columns * columns)
+    return sum(sum(found[1:]) for found in sizes.values())
+
+
+def fitting(cost: Estimate, device: torch.device, offload: str) -> Estimate:
+    """The same, with a shared Gram matrix for experts where memory forbids one for each."""
+    if device.type == "cuda":
+        # Not what is free just now: the same machine must choose the same when a run is resumed.
+        available: int | None = torch.cuda.mem_get_info(device)[1]
+        needed = cost.device_bytes(on_host=offload != "never")
+    else:
+        available = devices.available_host_bytes()
+        needed = cost.n_local_ranks * (cost.device_bytes(on_host=False) + PROCESS_BYTES)
+    forbids = available is not None and needed > available
+    return replace(cost, shares_experts=forbids and cost.experts_bytes > 0)
 
 
 def require_room(cost: Estimate, device: torch.device, offload: str) -> bool:

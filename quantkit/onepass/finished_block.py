@@ -68,7 +68,7 @@ class FinishedBlock:
             writer.write(name, tensor)
         writer.flush()
         journal.record(self.index, layers, self.scales.opened(), list(tensors))
-        status.tell(self.plan, self.index, layers)
+        status.update(self.plan, self.index, layers)
 
     def _layers(self) -> dict[str, Layer]:
         errors = self.errors.opened()[""].tolist()
@@ -99,11 +99,11 @@ class Status:
         self._worst: tuple[float, str] = (0.0, "")
         self._first: int | None = None
 
-    def tell(self, plan: Plan, index: int, layers: Mapping[str, Layer]) -> None:
+    def update(self, plan: Plan, index: int, layers: Mapping[str, Layer]) -> None:
         """A recipe has finished a block."""
         for name, layer in layers.items():
             assert layer.output_error is not None
-            self._worst = max(self._worst, (layer.output_error, f"{name} of {plan.recipe.name}"))
+            self._worst = max(self._worst, (layer.output_error, f"{name}, {plan.recipe.name}"))
             self._progress.detail(
                 f"{plan.recipe.name}: {name} output error {layer.output_error:.2e}"
             )
@@ -114,5 +114,5 @@ class Status:
         words = [f"{speed:,.0f} tokens/s per block"]
         if self._device.type == "cuda":
             words.append(f"GPU {gib(torch.cuda.max_memory_allocated(self._device))}")
-        words.append(f"worst {self._worst[1]} {self._worst[0]:.1e}")
+        words.append(f"worst output error {self._worst[0]:.1e} ({self._worst[1]})")
         self._progress.status(", ".join(words))

@@ -77,6 +77,10 @@ class Pass:
     watcher: Watcher | None = None
     """Observes the source's own stream as well; in one process only."""
     clock: Clock = field(default_factory=Clock)
+    shares_experts: bool = False
+    """Experts share the statistics of their common input, for lack of memory."""
+    copied: set[str] = field(default_factory=set)
+    """Tensors that no recipe changes, once they are written."""
 
     def own(self, place: int) -> AbstractContextManager[None]:
         """Attributes the time spent within to one recipe."""
@@ -113,20 +117,10 @@ def quantize_blocks(wanted: Pass, offload: str = "auto") -> list[CalibratedOutco
     outcomes = [CalibratedOutcome(j.layers, j.scales, perplexity) for j in journals]
     if importance is not None:
         importance.perplexity = perplexity
-    outside = {w.name for p in plans for w in p.quantized.values() if w.name not in written}
+    outside = _outside(plans, written)
     found = datafree.quantize_some(source, plans, writers, device, progress, outside, wanted.clock)
     for outcome, layers in zip(outcomes, found, strict=True):
         outcome.layers.update(layers)
-    for tensor in source.tensors.values():
-        if tensor.name in outside:
-            continue
-        takers = [
-            writer
-            for plan, writer in zip(plans, writers, strict=True)
-            if tensor.name in plan.names and tensor.name not in written
-        ]
-        if takers:
-            copy_tensor(tensor, takers, progress)
     for plan, outcome in zip(plans, outcomes, strict=True):
         _check_fallbacks(plan, outcome)
         if plan.recipe.smooths and not outcome.scales:
@@ -173,9 +167,20 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     progress.start("calibrate", len(decoder.blocks) * len(streams), "blocks")
     visits: list[Visit] = []
     with Delivery() as delivery:
+        if ranks.is_first:
+            delivery.submit(partial(_copy_others, wanted, decoder.written))
         for index, state in decoder.read_ahead(require_finite):
             visits = [
-                Visit(decoder, index, state, stream, calls[index], padding, ranks)
+                Visit(
+                    decoder,
+                    index,
+                    state,
+                    stream,
+                    calls[index],
+                    padding,
+                    ranks,
+                    wanted.shares_experts,
+                )
                 for stream in streams
             ]
             followed.advance(visits)
@@ -199,6 +204,26 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     perplexity = probe.perplexity(decoder, states, calibration, progress)
     probe.hold_against(perplexity, made, decoder, calibration, progress)
     return decoder.written, perplexity
+
+
+def _outside(plans: Sequence[Plan], written: Collection[str]) -> set[str]:
+    """Weights that are quantised and not in any block."""
+    return {w.name for p in plans for w in p.quantized.values() if w.name not in written}
+
+
+def _copy_others(wanted: Pass, written: Collection[str]) -> None:
+    """Copy what no recipe changes: early, so that the disk is done with it when the blocks are."""
+    others = set(wanted.source.tensors) - set(written) - _outside(wanted.plans, written)
+    others -= wanted.copied  # by a pass that ran out of memory
+    for tensor in wanted.source.tensors.values():
+        takers = [
+            writer
+            for plan, writer in zip(wanted.plans, wanted.writers, strict=True)
+            if tensor.name in plan.names and tensor.name in others
+        ]
+        if takers:
+            copy_tensor(tensor, takers, Silent())
+            wanted.copied.add(tensor.name)
 
 
 def _distil(

@@ -27,7 +27,14 @@ from quantkit.model.architecture import EXPERT, Architecture
 from quantkit.model.source import ModelSource, refuse_experts
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass import checks, llmcompressor, mark, resume
-from quantkit.onepass.estimate import OFFLOAD, PROCESS_BYTES, Estimate, estimate, require_room
+from quantkit.onepass.estimate import (
+    OFFLOAD,
+    PROCESS_BYTES,
+    Estimate,
+    estimate,
+    fitting,
+    require_room,
+)
 from quantkit.onepass.ranks import Ranks
 from quantkit.plan import checkpoint as planning
 from quantkit.plan.checkpoint import Plan
@@ -40,6 +47,10 @@ REPLAYED = 0.75
 """Share of a block's time that a resumed run saves for a finished block; its outputs are
 recomputed.
 """
+
+
+SHARED = "gate and up projections of a block's experts are rounded by the tokens of all of them"
+"""What is said where memory forbids statistics of each expert."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,11 @@ class Job:
     """The importance matrix for those files, if the user provided one."""
     finished: list[Checkpoint] = field(default_factory=list)
     """What the same run made before it was stopped; no other field includes these."""
+
+    @property
+    def shares_experts(self) -> bool:
+        """Whether experts share a Gram matrix, for lack of memory for one of each."""
+        return self.cost is not None and self.cost.shares_experts
 
     @property
     def seeks_importance(self) -> bool:
@@ -316,9 +332,9 @@ def _calibrated(
     progress, ranks = run.progress, run.ranks
     found = load_tokens(job.source, architecture, calibration, progress)
     n_samples, length = found.ids.shape
-    size = f"{length} tokens"
+    size = f"{length:,} tokens"
     if found.mask is not None:
-        size = f"up to {length} tokens, {found.n_tokens:,} in all,"
+        size = f"up to {length:,} tokens, {found.n_tokens:,} in all,"
     progress.note(f"calibration: {n_samples} samples of {size} from {found.name}")
     learners = [plan for plan in job.plans if plan.recipe.needs_calibration]
     for warning in _thin(found, learners, architecture.chosen_share):
@@ -339,7 +355,13 @@ def _calibrated(
         n_files=len(job.files_by_gram),
     )
     cost = replace(cost, n_local_ranks=ranks.local_size)
+    cost = fitting(cost, job.device, run.offload)
     on_host = require_room(cost, job.device, run.offload)
+    by_gram: list[Plan | GGUFPlan] = [*learners, *job.files_by_gram]
+    if cost.shares_experts and by_gram:  # importance alone needs no Gram matrix
+        progress.note(f"warning: {_announce_sharing(cost)}")
+        for plan in by_gram:
+            plan.notes.append(SHARED)
     cost = cost.with_distilling(devices.free_bytes(job.device), on_host)
     there = [mark.blocks_done(t) for t, plan in job.everything if plan.recipe.needs_calibration]
     done = 0 if run.force else min(there, default=0)
@@ -407,6 +429,13 @@ def announce(plan: Plan | GGUFPlan, n_layers: int) -> str:
         f"{plan.bits_per_weight:.2f} bits per weight",
     ]
     return ", ".join(words)
+
+
+def _announce_sharing(cost: Estimate) -> str:
+    return (
+        f"memory for the Gram matrices of every expert is missing ({gib(cost.experts_bytes)}): "
+        f"{SHARED}; a device with more memory rounds each by its own tokens"
+    )
 
 
 def _announce_cost(cost: Estimate, on_host: bool, device: torch.device, disk_bytes: int) -> str:

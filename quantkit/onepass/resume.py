@@ -35,6 +35,8 @@ def key_of(job: "Job", plan: "Plan | GGUFPlan") -> Key:
     if job.learns(plan):
         assert job.calibration is not None
         key["calibration"] = job.calibration.digest
+        if job.cost is not None and job.cost.experts_bytes:
+            key["choice of experts' statistics"] = "shared" if job.shares_experts else "own"
     if job.engine != NATIVE:
         key["engine"] = job.engine
     return key

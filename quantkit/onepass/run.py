@@ -255,6 +255,7 @@ def _quantize(
             ranks,
             learnt.levels,
             clock,
+            job.shares_experts,
         )
         results = quantize_blocks(wanted, offload)
         outcomes |= dict(zip(learning, results, strict=True))

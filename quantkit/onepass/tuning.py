@@ -13,10 +13,10 @@ the rounded weights, so tens of steps are enough; and held-out tokens decide bet
 after. The order of batches is fixed, so a run is reproducible.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -29,10 +29,17 @@ from quantkit.onepass.visit import Visit
 from quantkit.recipe import Recipe
 from quantkit.schemes import WeightScheme
 
-REACH = 0.1
-"""How far all steps together move a position, in cells: half of it while the rate falls."""
-SCALE_REACH = 0.03
-"""The same for scales, relative to the scale."""
+
+class Reach(NamedTuple):
+    """How far all steps together move, half of it while the rate falls."""
+
+    codes: float
+    """Positions, in cells."""
+    scales: float
+    """Scales, relative to the scale."""
+
+
+REACH = Reach(codes=0.1, scales=0.03)
 INSIDE = 0.45
 """How far from the middle of its cell a position may start."""
 HELD = 8
@@ -41,44 +48,62 @@ HELD = 8
 
 @dataclass
 class Scaled:
-    """One linear with trainable scales."""
+    """The trainable state of one linear: its scales."""
 
     before: grid.QuantizedWeight
     scheme: WeightScheme
     factors: torch.Tensor
     """Factors of the scales, one each."""
 
-    def times(self, plain: torch.Tensor) -> torch.Tensor:
-        """The dequantised weights; rounding passes gradients straight through."""
+    @classmethod
+    def of(cls, made: grid.QuantizedWeight, scheme: WeightScheme, *more: torch.Tensor) -> Self:
+        """The state of a linear before its first step."""
+        steps = numbers.of(scheme).steps(made.scale, made.global_scale)
+        return cls(made, scheme, torch.ones_like(steps.unsqueeze(-1)), *more)
+
+    def weight(self) -> torch.Tensor:
+        """The weights that this represents."""
+        number = numbers.of(self.scheme)
+        steps = number.steps(self._stored(), self.before.global_scale).unsqueeze(-1)
+        return grid.untile(self._plain() * steps, self.before.values.shape, self.scheme)
+
+    def slopes(self, gradient: torch.Tensor) -> list[torch.Tensor]:
+        """Gradients of what moves, by the loss's gradient with respect to the weights; rounding
+        counts as if it were not there.
+        """
+        tiles = grid.tiles(gradient.float(), self.scheme)
+        return [(tiles * self._plain()).sum(-1, keepdim=True) * self._unit()]
+
+    def move(self, slopes: Sequence[torch.Tensor], share: float, reach: Reach) -> None:
+        """One step against the signs of slopes; `share` is that of the total movement."""
+        self.factors.sub_(slopes[0].sign(), alpha=share * reach.scales)
+
+    def quantized(self) -> grid.QuantizedWeight:
+        """The new codes and scales."""
+        return grid.QuantizedWeight(
+            self._values(), self._stored(), self.before.zero_point, self.before.global_scale
+        )
+
+    def _values(self) -> torch.Tensor:
+        return self.before.values
+
+    def _plain(self) -> torch.Tensor:
+        """What scales are multiplied by, as tiles."""
+        plain = numbers.of(self.scheme).widen(grid.tiles(self._values(), self.scheme))
         if self.before.zero_point is not None:
             plain = plain - self.before.zero_point.float().unsqueeze(-1)
-        steps = self._steps()
+        return plain
+
+    def _unit(self) -> torch.Tensor:
+        """The steps before the first move."""
         number = numbers.of(self.scheme)
-        exact = number.steps(self._stored(steps), self.before.global_scale).unsqueeze(-1)
-        weight = plain * (steps + (exact - steps).detach())
-        return grid.untile(weight, self.before.values.shape, self.scheme)
+        return number.steps(self.before.scale, self.before.global_scale).unsqueeze(-1)
 
-    def with_scales(self, values: torch.Tensor) -> grid.QuantizedWeight:
-        """The stored form of these codes with the new scales."""
-        with torch.no_grad():
-            stored = self._stored(self._steps())
-        return grid.QuantizedWeight(
-            values, stored, self.before.zero_point, self.before.global_scale
-        )
-
-    def _steps(self) -> torch.Tensor:
-        steps = numbers.of(self.scheme).steps(self.before.scale, self.before.global_scale)
-        return steps.unsqueeze(-1) * self.factors
-
-    def _stored(self, steps: torch.Tensor) -> torch.Tensor:
-        return numbers.of(self.scheme).nearest_scale(
-            steps.detach().squeeze(-1), self.before.scale, self.before.global_scale
-        )
-
-
-def ones(made: grid.QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:
-    """A factor of one for every scale."""
-    return torch.ones_like(numbers.of(scheme).steps(made.scale, made.global_scale).unsqueeze(-1))
+    def _stored(self) -> torch.Tensor:
+        """The nearest scales that can be stored."""
+        steps = (self._unit() * self.factors).squeeze(-1)
+        number = numbers.of(self.scheme)
+        return number.nearest_scale(steps, self.before.scale, self.before.global_scale)
 
 
 @dataclass
@@ -89,9 +114,10 @@ class Position(Scaled):
     """In float32, as tiles; a code is the number nearest to it."""
 
     @classmethod
-    def of(
+    def towards(
         cls, weight: torch.Tensor, made: grid.QuantizedWeight, scheme: WeightScheme
     ) -> "Position":
+        """Each code's position is as near to the weight as its cell allows."""
         number = numbers.of(scheme)
         steps = number.steps(made.scale, made.global_scale).unsqueeze(-1)
         middle = number.widen(grid.tiles(made.values, scheme))
@@ -100,31 +126,21 @@ class Position(Scaled):
             wanted += made.zero_point.float().unsqueeze(-1)
         reach = INSIDE * _cells(0.99 * middle, scheme)  # towards zero cells are narrower
         codes = torch.clamp(wanted, middle - reach, middle + reach).clamp_(*number.limits)
-        factors = ones(made, scheme).requires_grad_()
-        return cls(made, scheme, factors, codes.requires_grad_())
+        return cls.of(made, scheme, codes)
 
-    def weight(self) -> torch.Tensor:
-        """The weights that this represents."""
-        number = numbers.of(self.scheme)
-        near = number.widen(number.round(self.codes.detach().clone()))
-        return self.times(self.codes + (near - self.codes).detach())
+    def slopes(self, gradient: torch.Tensor) -> list[torch.Tensor]:
+        of_codes = grid.tiles(gradient.float(), self.scheme) * (self._unit() * self.factors)
+        return [*super().slopes(gradient), of_codes]
 
-    def move(self, share: float) -> None:
-        """One step against the sign of the gradients; `share` is that of the total movement."""
-        assert self.codes.grad is not None
-        assert self.factors.grad is not None
-        with torch.no_grad():
-            cells = _cells(self.codes, self.scheme)
-            self.codes.sub_(self.codes.grad.sign_() * cells, alpha=share * REACH)
-            self.codes.clamp_(*numbers.of(self.scheme).limits)
-            self.factors.sub_(self.factors.grad.sign_(), alpha=share * SCALE_REACH)
-        self.codes.grad = self.factors.grad = None
+    def move(self, slopes: Sequence[torch.Tensor], share: float, reach: Reach) -> None:
+        super().move(slopes, share, reach)
+        cells = _cells(self.codes, self.scheme)
+        self.codes.sub_(slopes[1].sign() * cells, alpha=share * reach.codes)
+        self.codes.clamp_(*numbers.of(self.scheme).limits)
 
-    def quantized(self) -> grid.QuantizedWeight:
-        """The new codes and scales."""
-        with torch.no_grad():
-            values = numbers.of(self.scheme).round(self.codes.clone())
-        return self.with_scales(grid.untile(values, self.before.values.shape, self.scheme))
+    def _values(self) -> torch.Tensor:
+        values = numbers.of(self.scheme).round(self.codes.clone())
+        return grid.untile(values, self.before.values.shape, self.scheme)
 
 
 def _cells(values: torch.Tensor, scheme: WeightScheme) -> torch.Tensor | float:
@@ -150,7 +166,7 @@ def tune(visit: Visit, work: Work, result: BlockResult, recipe: Recipe, steps: i
         return
     schemes = {name: recipe.part(visit.module(name)).weights for name in result.linears}
     positions = {
-        name: Position.of(work.weight(name), linear.quantized, schemes[name])
+        name: Position.towards(work.weight(name), linear.quantized, schemes[name])
         for name, linear in result.linears.items()
         if can_tune(schemes[name])
     }
@@ -161,12 +177,12 @@ def tune(visit: Visit, work: Work, result: BlockResult, recipe: Recipe, steps: i
         block.requires_grad_(False)
         lesson = _Lesson(visit, block, wanted)
         before = lesson.held_out_error({})
-        with torch.enable_grad(), reproducible():
+        with reproducible():
             for step, place in enumerate(lesson.order(steps)):
-                lesson.learn(place, positions)
+                slopes = lesson.slopes(place, positions)
                 share = falling(step, steps)
-                for position in positions.values():
-                    position.move(share)
+                for name, position in positions.items():
+                    position.move(slopes[name], share, REACH)
         found = {name: position.quantized() for name, position in positions.items()}
         weights = {name: grid.dequantize(made, schemes[name]) for name, made in found.items()}
         after = lesson.held_out_error(weights)
@@ -176,9 +192,9 @@ def tune(visit: Visit, work: Work, result: BlockResult, recipe: Recipe, steps: i
         result.linears[name] = work.remeasured(name, replace(result.linears[name], quantized=made))
 
 
-def divided(n_batches: int) -> tuple[list[int], list[int]]:
+def divided(n_batches: int, one_in: int = HELD) -> tuple[list[int], list[int]]:
     """Training and held-out batches; a single batch is both."""
-    held = list(range(n_batches - max(1, n_batches // HELD), n_batches))
+    held = list(range(n_batches - max(1, n_batches // one_in), n_batches))
     return list(range(n_batches - len(held))) or held, held
 
 
@@ -209,11 +225,16 @@ class _Lesson:
         """The batch of every step."""
         return in_turn(self._taught, steps, self._visit.index)
 
-    def learn(self, place: int, positions: Mapping[str, Position]) -> None:
-        """Add the gradients of one batch."""
-        weights = {name: position.weight() for name, position in positions.items()}
-        loss = self._error(place, weights)
-        torch.autograd.backward(loss)
+    def slopes(
+        self, place: int, positions: Mapping[str, Position]
+    ) -> dict[str, list[torch.Tensor]]:
+        """Gradients of one batch."""
+        dtype = self._visit.decoder.dtype
+        weights = {n: p.weight().to(dtype).requires_grad_() for n, p in positions.items()}
+        with torch.enable_grad():
+            loss = self._error(place, weights)
+            found = torch.autograd.grad(loss, list(weights.values()))
+        return {n: p.slopes(g) for (n, p), g in zip(positions.items(), found, strict=True)}
 
     @torch.no_grad()
     def held_out_error(self, weights: Mapping[str, torch.Tensor]) -> float:

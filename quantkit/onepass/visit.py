@@ -42,6 +42,8 @@ class Visit:
     call: Call
     padding: Padding
     ranks: Ranks = field(default_factory=Ranks)
+    shares_experts: bool = False
+    """Experts share the statistics of their common input."""
 
     def module(self, name: str) -> str:
         """The name of a module of this block in files."""
@@ -125,6 +127,7 @@ class Visit:
                 mixtures if smooths else {},
                 holds_out,
                 n_kept,
+                self.shares_experts,
             )
             cached = kvcache.Observer.of(block, [plans[i] for i in pending])
             inputs_only = self.stream.propagates and not cached.attentions

@@ -48,7 +48,13 @@ def take_part(source: ModelSource, device: torch.device, offload: str, ranks: Ra
             offload = "always"
         importance = Importance() if job.seeks_importance else None
         wanted = Pass(
-            source, job.plans, job.calibration, device, importance=importance, ranks=ranks
+            source,
+            job.plans,
+            job.calibration,
+            device,
+            importance=importance,
+            ranks=ranks,
+            shares_experts=job.cost.shares_experts,
         )
         quantize_blocks(wanted, offload)
     ranks.part()

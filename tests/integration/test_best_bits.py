@@ -136,13 +136,12 @@ def test_the_nearest_stored_scale_is_the_nearest(number):
 def test_tuning_starts_from_the_codes_that_are_there(layer, scheme):
     weight, _, gram = layer
     made = rounded(weight, gram, scheme)
-    position = tuning.Position.of(weight, made, scheme)
+    position = tuning.Position.towards(weight, made, scheme)
     same = position.quantized()
     assert torch.equal(grid.dequantize(same, scheme), grid.dequantize(made, scheme))
     assert torch.equal(same.scale.view(torch.uint8), made.scale.view(torch.uint8))
     assert torch.allclose(position.weight(), grid.dequantize(made, scheme), atol=1e-6)
-    position.weight().square().sum().backward()
-    position.move(1.0)
+    position.move(position.slopes(position.weight()), 1.0, tuning.REACH)
     low, high = numbers.of(scheme).limits
     assert position.codes.min() >= low
     assert position.codes.max() <= high
@@ -172,7 +171,7 @@ def test_a_tuned_block_is_no_worse_on_held_out_batches_and_comes_out_the_same_tw
     monkeypatch.setitem(
         onepass.TOKENS_PER_BATCH, "cpu", 128
     )  # so that there are batches to hold out
-    recipe = Recipe.load("best-w2a16").tuned(50)
+    recipe = Recipe.load("gptq-w2a16").tuned(50)
     made = [
         quantize(
             ModelSource.open(str(folder)),

@@ -1,9 +1,14 @@
-"""Scales that learn from the whole model: gradients against brute force, and sound files."""
+"""Codes and scales that learn from the whole model: gradients against brute force, and sound
+files.
+"""
+
+from contextlib import ExitStack
 
 import pytest
 import torch
 from tiny import READABLE
 
+from quantkit import grid, numbers
 from quantkit.errors import RecipeError
 from quantkit.export.folder import FolderWriter
 from quantkit.model.source import ModelSource
@@ -11,8 +16,10 @@ from quantkit.onepass import distil, onepass
 from quantkit.onepass.estimate import Estimate
 from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.onepass.run import quantize
+from quantkit.onepass.tuning import Position
 from quantkit.progress import Silent
 from quantkit.recipe import Recipe
+from quantkit.schemes import WeightScheme
 from quantkit.verification.checkpoint import verify
 
 
@@ -65,18 +72,20 @@ def same(one, two):
 
 
 def whole(student, place, logits_of):
-    """Gradients of a batch's mean divergence through all blocks at once."""
-    lesson, decoder = student._lesson, student._lesson.decoder
-    factors = [student._linears[i][name].factors.requires_grad_() for i, name in student._learning]
-    with torch.enable_grad():
+    """Gradients of a batch's mean divergence with respect to all weights, through all blocks at
+    once.
+    """
+    lesson, decoder = student.lesson, student.lesson.decoder
+    blocks, weights = [], []
+    with torch.enable_grad(), ExitStack() as stack:
         states = lesson.start.batch(place)
         for index, call in enumerate(lesson.calls):
-            own = student._weights(index)
-            fixed = student._plain[index] | {n: w.detach() for n, w in own.items()}
-            with decoder.loaded(index, fixed) as block:
-                arguments = call.of_batch(place, len(states), decoder.device)
-                states = torch.func.functional_call(block, own, (states,), arguments)
-                states = states[0] if isinstance(states, tuple) else states
+            block = stack.enter_context(student._block(index))
+            weights += [block.get_parameter(f"{name}.weight") for name in student._learners[index]]
+            blocks.append(block)
+            arguments = call.of_batch(place, len(states), decoder.device)
+            states = block(states, **arguments)
+            states = states[0] if isinstance(states, tuple) else states
         loss, n_tokens = 0, 0
         for sample, ids in enumerate(lesson.samples[place]):
             source = logits_of(lesson.goal.batch(place)[sample : sample + 1], ids[None])
@@ -84,21 +93,31 @@ def whole(student, place, logits_of):
             source, found = source.log_softmax(-1), found.log_softmax(-1)
             loss = loss + (source.exp() * (source - found)).sum()
             n_tokens += len(ids)
-        return torch.autograd.grad(loss / n_tokens, factors)
+        return torch.autograd.grad(loss / n_tokens, weights)
 
 
-def test_gradients_block_by_block_are_those_of_the_whole_model(made, monkeypatch):
-    seen = []
-    plain = distil._Student.learn
+@pytest.mark.parametrize("room", [None, 500_000], ids=["codes", "scales"])
+def test_gradients_block_by_block_are_those_of_the_whole_model(made, monkeypatch, room):
+    seen, counted = [], []
+    plain, count = distil._Student.learn, distil._Learner.learn
 
     def watched(self, place, logits_of):
+        expected = None if seen else whole(self, place, logits_of)
+        counted.clear()
         plain(self, place, logits_of)
-        if not seen:
-            expected = whole(self, place, logits_of)
-            found = [self._gradients[place] for place in self._learning]
-            seen.extend(zip(found, expected, strict=True))
+        if expected is not None:
+            # Blocks come last to first, the linears of each in their order.
+            sizes = [len(learners) for learners in self._learners]
+            by_block = [counted[sum(sizes[i + 1 :]) :][: sizes[i]] for i in range(len(sizes))]
+            seen.extend(zip((g for some in by_block for g in some), expected, strict=True))
+
+    def counting(self, gradient):
+        counted.append(gradient.clone())
+        count(self, gradient)
 
     monkeypatch.setattr(distil._Student, "learn", watched)
+    monkeypatch.setattr(distil._Learner, "learn", counting)
+    monkeypatch.setattr(distil.devices, "free_bytes", lambda _: room)
     made("gradients", 1)
     assert seen
     for found, expected in seen:
@@ -106,17 +125,65 @@ def test_gradients_block_by_block_are_those_of_the_whole_model(made, monkeypatch
         assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
 
 
-def test_only_scales_change_and_held_out_tokens_are_nearer_to_the_source(made, source):
+def test_slopes_of_codes_and_scales_follow_from_those_of_weights():
+    torch.manual_seed(0)
+    weight = torch.randn(6, 64)
+    scheme = WeightScheme(num_bits=4, type="int", strategy="group", group_size=32, symmetric=False)
+    low, high = grid.tiles(weight, scheme).aminmax(dim=-1)
+    scale = (high - low).div(15).bfloat16()
+    zero = (-low / scale.float()).round().to(torch.int8)
+    state = Position.towards(weight, grid.quantize(weight, scale, zero, scheme), scheme)
+    gradient = torch.randn(6, 64)
+    of_scales, of_codes = state.slopes(gradient)
+    number = numbers.of(scheme)
+    codes, factors = state.codes.clone().requires_grad_(), state.factors.requires_grad_()
+    near = codes + (number.widen(number.round(codes.detach().clone())) - codes).detach()
+    plain = near - zero.float().unsqueeze(-1)
+    made = grid.untile(plain * (scale.float().unsqueeze(-1) * factors), weight.shape, scheme)
+    expected = torch.autograd.grad(made, [factors, codes], gradient)
+    assert torch.allclose(of_scales, expected[0], rtol=1e-4, atol=1e-5)
+    assert torch.allclose(of_codes, expected[1], rtol=1e-5)
+
+
+def test_codes_and_scales_change_and_held_out_tokens_are_nearer_to_the_source(made, source):
+    notes = Notes()
+    before, after = made("plain", None), made("distilled", 20, notes)
+    (told,) = [text for text in notes.said if "held-out" in text]
+    assert "is taken" in told
+    assert after.folder.name in told
+    changed = differing(before, after)
+    assert {name.rpartition(".")[2] for name in changed} == {"weight_scale", "weight_packed"}
+    assert verify(after.folder, source).ok
+
+
+def test_without_room_for_moving_codes_only_scales_change(made, source, monkeypatch):
+    monkeypatch.setattr(distil.devices, "free_bytes", lambda _: 500_000)
     notes = Notes()
     before, after = made("plain", None), made("distilled", 3, notes)
-    (told,) = [text for text in notes.said if "held-out" in text]
-    assert "taken" in told
-    assert after.folder.name in told
-    old, new = weights(before), weights(after)
-    changed = {name for name in new if not torch.equal(old[name], new[name])}
-    assert changed
-    assert all(name.endswith("weight_scale") for name in changed)
+    assert any("only its scales were distilled" in text for text in notes.said)
+    changed = differing(before, after)
+    assert {name.rpartition(".")[2] for name in changed} == {"weight_scale"}
     assert verify(after.folder, source).ok
+
+
+def test_memory_that_runs_out_while_codes_move_leaves_the_scales(made, monkeypatch):
+    learn = distil._Student.learn
+
+    def runs_out(self, *given):
+        if self._journal is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        learn(self, *given)
+
+    monkeypatch.setattr(distil._Student, "learn", runs_out)
+    notes = Notes()
+    before, after = made("plain", None), made("distilled", 3, notes)
+    assert any("only its scales were distilled" in text for text in notes.said)
+    assert {name.rpartition(".")[2] for name in differing(before, after)} == {"weight_scale"}
+
+
+def differing(before, after):
+    old, new = weights(before), weights(after)
+    return {name for name in new if not torch.equal(old[name], new[name])}
 
 
 def test_scales_that_held_out_tokens_find_worse_are_not_taken(made, monkeypatch):
@@ -124,7 +191,7 @@ def test_scales_that_held_out_tokens_find_worse_are_not_taken(made, monkeypatch)
     monkeypatch.setattr(distil._Student, "divergence", lambda *_: next(found))
     notes = Notes()
     assert same(weights(made("worse", 1, notes)), weights(made("none", None)))
-    assert any("left as they were" in text for text in notes.said)
+    assert any("stays as it was" in text for text in notes.said)
 
 
 def test_a_run_stopped_amid_the_scales_ends_in_the_same_bytes(made, monkeypatch):
@@ -154,10 +221,11 @@ def test_a_device_without_room_for_all_blocks_keeps_the_scales_and_says_so(made,
 
 
 def test_memory_of_distillation_counts_where_it_fits():
-    cost = Estimate(2, 64, 1, 10, 100, 20, 1.0, distilling_bytes=500)
-    assert cost.with_distilling(505, on_host=True).device_bytes(on_host=True) == 500
+    cost = Estimate(2, 64, 1, 10, 100, 20, 1.0, distilling_bytes=(900, 500))
+    assert cost.with_distilling(905, on_host=True).device_bytes(on_host=True) == 900
+    assert cost.with_distilling(905, on_host=False).device_bytes(on_host=False) == 510
     assert cost.with_distilling(505, on_host=False).device_bytes(on_host=False) == 110
-    assert cost.with_distilling(None, on_host=False).device_bytes(on_host=False) == 510
+    assert cost.with_distilling(None, on_host=False).device_bytes(on_host=False) == 910
 
 
 def test_recipes_that_round_activations_are_refused(made):
