@@ -37,7 +37,7 @@ FAMILIES = {
 def make_source(name, folder, config=None):
     """A small random model of the family, with norms that are not all one, and its folder."""
     torch.manual_seed(0)
-    implementation = "eager" if name in ("gemma2", "gpt_oss") else "sdpa"
+    implementation = "eager" if name in ("gemma2", "gpt_oss", "mimo_v2_flash") else "sdpa"
     model = AutoModelForCausalLM.from_config(
         config or FAMILIES[name], attn_implementation=implementation, dtype=torch.float32
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantkit.calls import Notify, Work, silent, validation
+from quantkit.formats import NEED_MORE
 from quantkit.storage import DEQUANTIZED
 
 if TYPE_CHECKING:
@@ -40,7 +41,13 @@ class Conversion:
             from quantkit.conversion import convert
 
             trusting = self.trust_remote_code
-            return convert(self.folder, self.to, self.out, self.force, progress, trusting)
+            made = convert(self.folder, self.to, self.out, self.force, progress, trusting)
+            if self.to in NEED_MORE:
+                progress.note(
+                    f"vLLM reads {self.to} as it is; plain transformers needs optimum or gptqmodel "
+                    "to load it"
+                )
+            return made
 
         return work
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from quantkit.dispatch.layers import TOGETHER, Layer
-from quantkit.dispatch.rules import Finding, found
+from quantkit.dispatch.rules import Finding, finding
 from quantkit.dispatch.schemes import Judged, Scheme, Unsupported, is_match, is_readable
 
 
@@ -19,7 +19,7 @@ def fused(judged: Judged) -> Iterator[Finding]:
         if 0 < sum(ignored) < len(ignored):
             out = " and ".join(name for name, is_out in zip(last, ignored, strict=True) if is_out)
             words = f"{out} stays in 16 bits, and vLLM loads {', '.join(last)} as one layer"
-            yield found("fused-ignore", whole, words)
+            yield finding("fused-ignore", whole, words)
             continue
         own = [_own_scheme(judged, shard) for shard in shards]
         if len({scheme.tag if scheme else None for scheme in own}) > 1:
@@ -30,7 +30,7 @@ def fused(judged: Judged) -> Iterator[Finding]:
             alike = len({_layout(judged.checkpoint.linears[shard]) for shard in shards}) == 1
             taken = judged.schemes[shards[0]]
             words = f"{schemes}; vLLM builds {taken.tag if taken else '16 bits'} for all"
-            yield found("fused-scheme", whole, words, "garbage" if alike else "refuses")
+            yield finding("fused-scheme", whole, words, "garbage" if alike else "refuses")
 
 
 def _own_scheme(judged: Judged, shard: str) -> Scheme | None:
@@ -57,7 +57,7 @@ def _layout(layer: Layer) -> tuple[tuple[str, str, int], ...]:
 def experts(judged: Judged) -> Iterator[Finding]:
     for name, layer in judged.checkpoint.linears.items():
         if layer.is_quantized and TOGETHER.match(name):
-            yield found("experts-together", name, "all experts are stored in one tensor")
+            yield finding("experts-together", name, "all experts are stored in one tensor")
     for block, experts in judged.checkpoint.experts.items():
         first = experts.get(0) or next(iter(experts.values()))
         usual = {name: _layout(layer) for name, layer in first.items()}
@@ -65,11 +65,11 @@ def experts(judged: Judged) -> Iterator[Finding]:
             odd = next((n for n in usual if n in layers and _layout(layers[n]) != usual[n]), None)
             gone = next((n for n in usual if n not in layers), None)
             if gone is not None:
-                yield found("missing-tensor", f"{block}.{index}.{gone}", "it has no tensors")
+                yield finding("missing-tensor", f"{block}.{index}.{gone}", "it has no tensors")
             if odd is not None:
                 kind = _form(layers[odd], first[odd])
                 words = f"stored as {kind}, expert 0 as {_form(first[odd], layers[odd])}"
-                yield found("experts-scheme", f"{block}.{index}.{odd}", words, "refuses")
+                yield finding("experts-scheme", f"{block}.{index}.{odd}", words, "refuses")
         tags: dict[str, str] = {}
         for index, layers in experts.items():
             for name in layers:
@@ -77,7 +77,7 @@ def experts(judged: Judged) -> Iterator[Finding]:
                 tags.setdefault(scheme.tag if scheme else "16 bits", f"{block}.{index}.{name}")
         if len(tags) > 1:
             declared = "; ".join(f"{tag} ({name})" for tag, name in tags.items())
-            yield found("experts-scheme", block, f"declared differently: {declared}", "refuses")
+            yield finding("experts-scheme", block, f"declared differently: {declared}", "refuses")
 
 
 def _expert_scheme(judged: Judged, name: str) -> Scheme | None:

@@ -7,7 +7,7 @@ so missing or undersized tensors go unnoticed.
 import math
 from collections.abc import Iterator
 
-from quantkit.dispatch.rules import Consequence, Finding, found
+from quantkit.dispatch.rules import Consequence, Finding, finding
 from quantkit.dispatch.schemes import Judged
 
 GROUP = 32
@@ -20,7 +20,7 @@ def findings(judged: Judged) -> Iterator[Finding]:
     text, tensors = judged.checkpoint.text, judged.checkpoint.tensors
     keys = ("hidden_size", "intermediate_size", "num_local_experts", "num_hidden_layers")
     if gone := [key for key in keys if not isinstance(text.get(key), int)]:
-        yield found("required-key", "config.json", f"{gone[0]} is missing")
+        yield finding("required-key", "config.json", f"{gone[0]} is missing")
         return
     width, inner, n_experts, n_blocks = (int(text[key]) for key in keys)
     sizes = {"gate_up_proj": (2 * inner, width), "down_proj": (width, inner)}
@@ -32,11 +32,11 @@ def findings(judged: Judged) -> Iterator[Finding]:
                 name = f"model.layers.{index}.mlp.experts.{layer}_{part}"
                 stored = tensors.get(name)
                 if stored is None:
-                    yield found("mxfp4-experts", name, "it is missing; vLLM computes with zeros")
+                    yield finding("mxfp4-experts", name, "it is missing; vLLM computes with zeros")
                 elif tuple(stored.shape) != shape:
                     words = f"{list(stored.shape)}, config.json makes it {list(shape)}"
                     fixed = n_experts * (rows if layer == "gate_up_proj" else columns // 2)
-                    yield found(
+                    yield finding(
                         "mxfp4-experts", name, words, _how(part, stored.shape, shape, fixed)
                     )
 

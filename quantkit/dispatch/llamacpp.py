@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from quantkit.dispatch.rules import Finding, found
+from quantkit.dispatch.rules import Finding, finding
 from quantkit.errors import QuantkitError
 from quantkit.storage import gguf_files
 
@@ -25,7 +25,7 @@ def findings(path: Path) -> Iterator[Finding]:
     """What keeps llama.cpp from loading a file, or makes it generate nonsense."""
     files = [one for one in files_of(path) if not one.name.startswith("mmproj")]
     if not files:
-        yield found("not-gguf", path.name, "it has no .gguf file")
+        yield finding("not-gguf", path.name, "it has no .gguf file")
         return
     from gguf.constants import MODEL_ARCH_NAMES
 
@@ -37,31 +37,31 @@ def findings(path: Path) -> Iterator[Finding]:
         except QuantkitError as error:
             number = re.search(r"type (\d+)", str(error))
             is_removed = number is not None and int(number[1]) in REMOVED
-            yield found("gguf-type" if is_removed else "gguf-header", file.name, str(error))
+            yield finding("gguf-type" if is_removed else "gguf-header", file.name, str(error))
             continue
         metadata = held.metadata
         architecture = str(metadata.get("general.architecture", ""))
         if architecture not in MODEL_ARCH_NAMES.values():
             words = f"'{architecture}' is not an architecture of llama.cpp"
-            yield found("gguf-architecture", file.name, words)
+            yield finding("gguf-architecture", file.name, words)
         model = metadata.get("tokenizer.ggml.model")
         if model is None:
-            yield found("gguf-tokenizer", file.name, "tokenizer.ggml.model is missing")
+            yield finding("gguf-tokenizer", file.name, "tokenizer.ggml.model is missing")
         elif model == "gpt2" and "tokenizer.ggml.pre" not in metadata:
-            yield found("gguf-pre-tokenizer", file.name, "tokenizer.ggml.pre is missing")
+            yield finding("gguf-pre-tokenizer", file.name, "tokenizer.ggml.pre is missing")
         parts = int(_number(metadata.get("split.count"), 1))
         n_blocks = int(_number(metadata.get(f"{architecture}.block_count"), 0))
         if parts > 1:
             held_parts = len(list(file.parent.glob(f"*-of-{parts:05d}.gguf")))
             if held_parts < parts:
                 words = f"{held_parts} of {parts} parts are here"
-                yield found("gguf-tensors", file.name, words)
+                yield finding("gguf-tensors", file.name, words)
             continue
         stored = {int(match[1]) for name in held.tensors if (match := BLOCK.match(name))}
         if gone := sorted(set(range(n_blocks)) - stored):
-            yield found("gguf-tensors", f"blk.{gone[0]}", f"block {gone[0]} has no tensors")
+            yield finding("gguf-tensors", f"blk.{gone[0]}", f"block {gone[0]} has no tensors")
         if "token_embd.weight" not in held.tensors:
-            yield found("gguf-tensors", "token_embd.weight", "it is missing")
+            yield finding("gguf-tensors", "token_embd.weight", "it is missing")
 
 
 def _number(value: object, default: int) -> int:

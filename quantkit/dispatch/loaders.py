@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from quantkit.dispatch.layers import EXPERT
-from quantkit.dispatch.rules import Consequence, Finding, found
+from quantkit.dispatch.rules import Consequence, Finding, finding
 from quantkit.dispatch.schemes import Judged
 
 GRANITE_NAMES = ("gate_proj", "up_proj", "down_proj")
@@ -26,9 +26,13 @@ def _type(judged: Judged) -> str:
 def _gone(judged: Judged) -> Iterator[Finding]:
     for name in judged.checkpoint.config.get("architectures") or ():
         if name in GONE:
-            yield found("family-gone", "config.json", f"{name} was last served by 0.23", GONE[name])
+            yield finding(
+                "family-gone", "config.json", f"{name} was last served by 0.23", GONE[name]
+            )
         if name in YOUNG:
-            yield found("family-new", "config.json", f"{name} has a class of its own from 0.28 on")
+            yield finding(
+                "family-new", "config.json", f"{name} has a class of its own from 0.28 on"
+            )
 
 
 def _laguna(judged: Judged) -> Iterator[Finding]:
@@ -36,7 +40,7 @@ def _laguna(judged: Judged) -> Iterator[Finding]:
     if _type(judged) != "laguna" or not isinstance(rope, dict):
         return
     if any(isinstance(value, dict) for value in rope.values()):
-        yield found("laguna-rope", "config.json", f"rope_parameters holds {', '.join(rope)}")
+        yield finding("laguna-rope", "config.json", f"rope_parameters holds {', '.join(rope)}")
 
 
 def _plain_layers(judged: Judged) -> Iterator[Finding]:
@@ -48,9 +52,9 @@ def _plain_layers(judged: Judged) -> Iterator[Finding]:
             continue
         if _type(judged).startswith("lfm2") and parent.endswith(".conv"):
             if judged.version < (0, 28):
-                yield found("plain-mixer", name, "next to a short convolution, before 0.28")
+                yield finding("plain-mixer", name, "next to a short convolution, before 0.28")
         elif f"{parent}.x_proj" in layers:
-            yield found("plain-mixer", name, "in a mixer of the first Mamba")
+            yield finding("plain-mixer", name, "in a mixer of the first Mamba")
 
 
 def _neox(judged: Judged) -> Iterator[Finding]:
@@ -62,7 +66,7 @@ def _neox(judged: Judged) -> Iterator[Finding]:
         rows = 3 * int(judged.checkpoint.config.get("hidden_size") or 0)
         odd = [part for part, spec in layer.parts.items() if spec.shape[:1] != (rows,)]
         if odd:
-            yield found("neox-rows", name, f"{odd[0]} has no row for each of the weight's {rows}")
+            yield finding("neox-rows", name, f"{odd[0]} has no row for each of the weight's {rows}")
 
 
 def _granite(judged: Judged) -> Iterator[Finding]:
@@ -73,11 +77,11 @@ def _granite(judged: Judged) -> Iterator[Finding]:
         if match is None or not layer.is_quantized:
             continue
         if match["layer"] not in GRANITE_NAMES:
-            yield found("granite-experts", name, f"it is called {match['layer']}")
+            yield finding("granite-experts", name, f"it is called {match['layer']}")
             return
         if judged.version < (0, 29):
             words = "quantised experts are read one by one from 0.29 on"
-            yield found("granite-experts", name, words)
+            yield finding("granite-experts", name, words)
             return
 
 
@@ -88,7 +92,7 @@ def _gpt_oss(judged: Judged) -> Iterator[Finding]:
         if EXPERT.match(name):
             late = judged.version >= (0, 31)
             words = "its experts are read in MXFP4, or all of a block in one 16-bit tensor"
-            yield found("gpt-oss-experts", name, words, "garbage" if late else "refuses")
+            yield finding("gpt-oss-experts", name, words, "garbage" if late else "refuses")
             return
 
 
@@ -98,10 +102,10 @@ def _deepseek_v4(judged: Judged) -> Iterator[Finding]:
     kinds = judged.checkpoint.config.get("mlp_layer_types") or ()
     if odd := [kind for kind in kinds if kind not in ("sparse", "dense")]:
         words = f"mlp_layer_types has {odd[0]}; published files say num_hash_layers"
-        yield found("deepseek-v4", "config.json", words)
+        yield finding("deepseek-v4", "config.json", words)
     if judged.version >= (0, 30):
         return
     for name in judged.checkpoint.linears:
         if name.endswith(".wo_a"):
-            yield found("deepseek-v4", name, "it has no FP8 blocks, which are read before 0.30")
+            yield finding("deepseek-v4", name, "it has no FP8 blocks, which are read before 0.30")
             return

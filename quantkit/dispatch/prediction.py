@@ -100,7 +100,7 @@ def predict(
     try:
         tensors: Mapping[str, StoredTensor] = read_tensors(path)
     except (ShardError, SourceError) as error:
-        result.findings.append(rules.found("headers", path.name, str(error)))
+        result.findings.append(rules.finding("headers", path.name, str(error)))
         return result
     beside = next((held for name in BESIDE if (held := _held(path / name))), None)
     checkpoint = layers.of(config, tensors, str(path), beside)
@@ -175,7 +175,7 @@ def _by_table(judged: Judged, gpu: GPU) -> list[Finding]:
         how = support.runs(gpu, name)
         if how.how != "native":
             rule = "kernel" if how.how == "no" else "slow-kernel"
-            found.append(rules.found(rule, scheme.tag, how.reason))
+            found.append(rules.finding(rule, scheme.tag, how.reason))
     return found
 
 

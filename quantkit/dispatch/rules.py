@@ -349,7 +349,7 @@ class Finding:
         }
 
 
-def found(id: str, layer: str, words: str, consequence: Consequence | None = None) -> Finding:
+def finding(id: str, layer: str, words: str, consequence: Consequence | None = None) -> Finding:
     """A finding by rule id, with the rule's usual consequence unless another is given."""
     rule = BY_ID[id]
     assert consequence is None or consequence in rule.consequences

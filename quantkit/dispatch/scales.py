@@ -25,8 +25,8 @@ def of_nan(layer: str, kernel: str | None, dtype: str, capability: int) -> Findi
             f"Marlin takes a scale that is NaN for one from {MARLIN_LEAST:g} to {MARLIN_MOST:g}: "
             "16 weights of a row are wrong"
         )
-        return rules.found("nan-group-scale", layer, words, "accuracy")
-    return rules.found("nan-group-scale", layer, "a scale is NaN, and so is what it multiplies")
+        return rules.finding("nan-group-scale", layer, words, "accuracy")
+    return rules.finding("nan-group-scale", layer, "a scale is NaN, and so is what it multiplies")
 
 
 def computes_in(dtype: str, capability: int) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quantkit.dispatch.layers import BLOCK, VISION
-from quantkit.dispatch.rules import Finding, found
+from quantkit.dispatch.rules import Finding, finding
 from quantkit.dispatch.schemes import Judged, scheme_of
 from quantkit.families import geometry
 
@@ -17,9 +17,9 @@ def cache(judged: Judged) -> Iterator[Finding]:
     fits = fits and scheme.get("strategy") in ("tensor", "attn_head")
     if judged.method == "compressed-tensors" and not (fits and scheme.get("symmetric")):
         words = " ".join(str(scheme.get(k)) for k in ("type", "num_bits", "strategy"))
-        yield found("kv-scheme", "kv_cache_scheme", words)
+        yield finding("kv-scheme", "kv_cache_scheme", words)
     elif not any(name.endswith(("k_scale", "output_scale")) for name in judged.checkpoint.tensors):
-        yield found("kv-scales", "kv_cache_scheme", "no k_scale is stored")
+        yield finding("kv-scales", "kv_cache_scheme", "no k_scale is stored")
 
 
 def heads(judged: Judged) -> Iterator[Finding]:
@@ -32,7 +32,7 @@ def heads(judged: Judged) -> Iterator[Finding]:
         match = BLOCK.match(name)
         if name.startswith("mtp.") or ".mtp." in name or (match and int(match["index"]) >= blocks):
             return
-    yield found("mtp", "config.json", f"{n} such layers are declared, none is stored")
+    yield finding("mtp", "config.json", f"{n} such layers are declared, none is stored")
 
 
 HEADS_APART = (
@@ -55,10 +55,10 @@ def model(judged: Judged) -> Iterator[Finding]:
         if name.endswith("embed_tokens.weight") and not VISION.search(name):
             if hidden and len(spec.shape) == 2 and spec.shape[1] != hidden:
                 words = f"{list(spec.shape)}, config.json has hidden_size {hidden}"
-                yield found("config-shape", name, words)
+                yield finding("config-shape", name, words)
             elif vocabulary and spec.shape[0] != vocabulary:
                 words = f"{list(spec.shape)}, config.json has vocab_size {vocabulary}"
-                yield found("config-shape", name, words)
+                yield finding("config-shape", name, words)
     wanted: dict[str, int] = {}
     is_usual_head = bool(hidden or text.get("head_dim")) and not any(map(text.get, HEADS_APART))
     if text.get("num_attention_heads") and is_usual_head:
@@ -83,16 +83,16 @@ def model(judged: Judged) -> Iterator[Finding]:
         gated = last == "q_proj" and text.get("attn_output_gate", _is_gated(text))
         if rows and rows != size * (2 if gated else 1) and last != "gate_proj":
             reported.add(last)
-            yield found("config-shape", name, f"{rows} rows, config.json makes it {size}")
+            yield finding("config-shape", name, f"{rows} rows, config.json makes it {size}")
         elif rows and last == "gate_proj" and rows != size:
             reported.add(last)
-            yield found("config-shape", name, f"{rows} rows, intermediate_size is {size}")
+            yield finding("config-shape", name, f"{rows} rows, intermediate_size is {size}")
     n_blocks = int(text.get("num_hidden_layers") or 0)
     mtp = int(text.get("num_nextn_predict_layers") or 0)
     if blocks and n_blocks:
         if gone := sorted(set(range(n_blocks)) - blocks):
             words = f"config.json has {n_blocks} blocks, block {gone[0]} has no tensors"
-            yield found("missing-layer", f"layers.{gone[0]}", words)
+            yield finding("missing-layer", f"layers.{gone[0]}", words)
         if max(blocks) >= n_blocks + mtp:
             words = f"block {max(blocks)} is stored, config.json has {n_blocks}"
-            yield found("config-shape", f"layers.{max(blocks)}", words)
+            yield finding("config-shape", f"layers.{max(blocks)}", words)

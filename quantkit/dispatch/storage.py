@@ -9,7 +9,7 @@ from quantkit.dispatch.layers import Layer
 from quantkit.dispatch.rules import (
     Consequence,
     Finding,
-    found,
+    finding,
 )
 from quantkit.dispatch.schemes import (
     Judged,
@@ -44,18 +44,18 @@ def storage(judged: Judged) -> Iterator[Finding]:
         if scheme is None and layer.is_quantized and is_readable(judged):
             entry = judged.ignoring(judged.checkpoint.inside(name))
             why = f"`ignore` has {entry}" if entry else "no group of the config covers it"
-            yield found("stored-quantized", name, f"stored quantised, and {why}")
+            yield finding("stored-quantized", name, f"stored quantised, and {why}")
         elif scheme is not None and not layer.is_quantized:
             casts = scheme.kind in ("fp8", "fp8-block", "fp8-a16", "int8")
             how: Consequence = "garbage" if casts else "refuses"
             odd.append((name, how))
-            yield found("stored-plain", name, f"stored in 16 bits, built as {scheme.tag}", how)
+            yield finding("stored-plain", name, f"stored in 16 bits, built as {scheme.tag}", how)
     if odd:
         inside = [judged.checkpoint.inside(name) for name in judged.checkpoint.layers]
         for entry, mapped in judged.ignore:
             if not any(judged.ignores(mapped, name) for name in inside):
                 words = f"it matches none of vLLM's modules, such as {inside[-1]}"
-                yield found("ignore-name", f"ignore: {entry}", words, odd[0][1])
+                yield finding("ignore-name", f"ignore: {entry}", words, odd[0][1])
 
 
 def _expected(judged: Judged, scheme: Scheme, layer: Layer) -> Iterator[str]:
@@ -93,13 +93,13 @@ def tensors(judged: Judged) -> Iterator[Finding]:
             continue
         for part in _expected(judged, scheme, layer):
             if part not in layer.parts:
-                yield found("missing-tensor", f"{name}.{part}", "it is missing")
+                yield finding("missing-tensor", f"{name}.{part}", "it is missing")
         if judged.method == "bitsandbytes" and scheme.bits == 4:
             yield from _states(judged, name)
         if scheme.kind == "wna16" and judged.method == "compressed-tensors":
             yield from _packing(judged, name, layer, scheme)
         if (fault := _misshapen(judged, layer, scheme)) is not None:
-            yield found("shape", f"{name}.{fault[0]}", fault[1])
+            yield finding("shape", f"{name}.{fault[0]}", fault[1])
     blocks = _block_size(judged.section)
     for whole, shards in judged.checkpoint.fused:
         scheme = scheme_of(judged, shards[0])
@@ -109,7 +109,7 @@ def tensors(judged: Judged) -> Iterator[Finding]:
             rows, _ = judged.checkpoint.linears[shard].shape(8)
             if rows % blocks[0]:
                 words = f"{shard.rpartition('.')[2]} has {rows} rows, blocks have {blocks[0]}"
-                yield found("fp8-blocks", whole, words)
+                yield finding("fp8-blocks", whole, words)
 
 
 def _states(judged: Judged, name: str) -> Iterator[Finding]:
@@ -117,7 +117,7 @@ def _states(judged: Judged, name: str) -> Iterator[Finding]:
     kind = str(judged.section.get("bnb_4bit_quant_type") or "fp4")
     for part in ("absmax", "quant_map", f"quant_state.bitsandbytes__{kind}"):
         if f"{name}.weight.{part}" not in judged.checkpoint.tensors:
-            yield found("bnb-state", f"{name}.weight.{part}", "it is missing")
+            yield finding("bnb-state", f"{name}.weight.{part}", "it is missing")
 
 
 def _packing(judged: Judged, name: str, layer: Layer, scheme: Scheme) -> Iterator[Finding]:
@@ -131,7 +131,7 @@ def _packing(judged: Judged, name: str, layer: Layer, scheme: Scheme) -> Iterato
         detail = (
             f"{words} words per row for {columns} columns of {scheme.bits} bits, dense: {dense}"
         )
-        yield found("packing", f"{name}.weight_packed", detail, "refuses")
+        yield finding("packing", f"{name}.weight_packed", detail, "refuses")
 
 
 def _misshapen(judged: Judged, layer: Layer, scheme: Scheme) -> tuple[str, str] | None:
@@ -178,7 +178,7 @@ def scalars(judged: Judged) -> Iterator[Finding]:
             if len(known) == len(values) and len(set(known)) > 1:
                 ratio = max(known) / min(known) if min(known) > 0 else float("inf")
                 words = f"{part} differs by a factor of {ratio:.4g} between its shards"
-                yield found(rule, whole, words)
+                yield finding(rule, whole, words)
 
 
 def _is_per_tensor(judged: Judged, shard: str) -> bool:
@@ -204,14 +204,14 @@ def order(judged: Judged) -> Iterator[Finding]:
         if "weight_g_idx" in layer.parts and judged.method == "compressed-tensors":
             words = "weight_g_idx is stored, but actorder is not declared"
             how: Consequence = "garbage" if judged.version < (0, 30) else "refuses"
-            yield found("act-order", name, words, how)
+            yield finding("act-order", name, words, how)
         index = layer.parts.get("g_idx")
         if index is None or judged.read is None or scheme.group_size < 1:
             continue
         raw = judged.read(index)
         places = struct.unpack(f"<{len(raw) // 4}i", raw)
         if any(place != n // scheme.group_size for n, place in enumerate(places)):
-            yield found("act-order", name, "g_idx has its own order, but desc_act is false")
+            yield finding("act-order", name, "g_idx has its own order, but desc_act is false")
         return  # one layer is enough
     for block, experts in judged.checkpoint.experts.items():
         layer = next(iter(next(iter(experts.values())).values()))
@@ -220,4 +220,4 @@ def order(judged: Judged) -> Iterator[Finding]:
             rows, columns = layer.shape(scheme.bits)
             if columns % 128 or rows % max(64, scheme.group_size):
                 words = f"experts of {rows} x {columns} with act-order"
-                yield found("act-order-experts", block, words)
+                yield finding("act-order-experts", block, words)

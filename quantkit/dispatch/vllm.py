@@ -13,7 +13,7 @@ from quantkit.dispatch.rules import (
     METHODS,
     RULES,
     Finding,
-    found,
+    finding,
     pinned,
 )
 from quantkit.dispatch.schemes import (
@@ -60,10 +60,10 @@ def _method(judged: Judged) -> Iterator[Finding]:
     span = METHODS.get(method)
     if span is None or judged.version < span[0] or (span[1] and judged.version >= span[1]):
         words = f"{method} is not a method of vLLM {judged.version[0]}.{judged.version[1]}"
-        yield found("method", "quantization_config", words)
+        yield finding("method", "quantization_config", words)
     model = str(judged.checkpoint.config.get("model_type"))
     if method == "mxfp4" and model != "gpt_oss":
-        yield found("mxfp4-family", "quantization_config", f"mxfp4 in a model of type {model}")
+        yield finding("mxfp4-family", "quantization_config", f"mxfp4 in a model of type {model}")
     minimum = kernels.METHOD_MINIMUM.get(method, 0)
     if method == "modelopt" and judged.algorithm.startswith("FP8"):
         known = kernels.MODELOPT_FP8_MINIMUM
@@ -72,44 +72,44 @@ def _method(judged: Judged) -> Iterator[Finding]:
         minimum = kernels.MODELOPT_MXFP8_MINIMUM
     if judged.capability is not None and judged.capability < minimum:
         words = f"{method} needs {minimum / 10:.1f}, the GPU has {judged.capability / 10:.1f}"
-        yield found("capability", "quantization_config", words)
+        yield finding("capability", "quantization_config", words)
     dtype = judged.checkpoint.text.get("dtype") or judged.checkpoint.text.get("torch_dtype")
     dtype = dtype or judged.checkpoint.config.get("torch_dtype")
     if method in DTYPES and dtype is not None and str(dtype) not in DTYPES[method]:
         words = f"{method} computes in {' or '.join(DTYPES[method])}, config.json says {dtype}"
         # vLLM uses float16 for a float32 model unless told otherwise.
         if str(dtype) not in ("float32", "float16"):
-            yield found("dtype", "config.json", words)
+            yield finding("dtype", "config.json", words)
 
 
 def _keys(judged: Judged) -> Iterator[Finding]:
     section, library = judged.section, pinned(judged.version)
     for keys in REQUIRED.get(judged.method, ()):
         if not any(key in section for key in keys):
-            yield found("required-key", "quantization_config", f"{keys[-1]} is missing")
+            yield finding("required-key", "quantization_config", f"{keys[-1]} is missing")
     if (section.get("sparsity_config") or {}).get("targets"):
-        yield found("sparsity", "sparsity_config", "it names targets")
+        yield finding("sparsity", "sparsity_config", "it names targets")
     if judged.method != "compressed-tensors":
         return
     for name, group in (section.get("config_groups") or {}).items():
         if not isinstance(group, dict) or not isinstance(group.get("targets"), list):
-            yield found("required-key", f"config_groups.{name}", "targets is missing")
+            yield finding("required-key", f"config_groups.{name}", "targets is missing")
             continue
         for part in ("weights", "input_activations", "output_activations"):
             given = group.get(part)
             if not isinstance(given, dict):
                 if part == "weights" and given is None:
-                    yield found("required-key", f"config_groups.{name}", "weights is missing")
+                    yield finding("required-key", f"config_groups.{name}", "weights is missing")
                 continue
             where = f"config_groups.{name}.{part}"
             for key in sorted(given.keys() - ARGUMENT_KEYS):
-                yield found(
+                yield finding(
                     "unknown-key", where, f"{key}, which compressed-tensors {library} forbids"
                 )
             for key, values in ARGUMENT_VALUES.items():
                 if key in given and given[key] not in values:
                     words = f"{key} is {given[key]!r}, which compressed-tensors {library} forbids"
-                    yield found("unknown-key", where, words)
+                    yield finding("unknown-key", where, words)
 
 
 def _numbers(judged: Judged) -> Iterator[Finding]:
@@ -118,28 +118,28 @@ def _numbers(judged: Judged) -> Iterator[Finding]:
         bits, symmetric = section.get("bits"), section.get("sym", True)
         if (bits, symmetric) not in ((4, True), (8, True)):
             words = f"{bits} bits, {'symmetric' if symmetric else 'with zero points'}"
-            yield found("gptq-numbers", "quantization_config", words)
+            yield finding("gptq-numbers", "quantization_config", words)
         if bits not in (2, 3, 4, 8):
-            yield found("gptq-numbers-old", "quantization_config", f"{bits} bits")
+            yield finding("gptq-numbers-old", "quantization_config", f"{bits} bits")
         if section.get("group_size") not in kernels.MARLIN_GROUPS:
             words = f"group_size is {section.get('group_size')}"
-            yield found("gptq-group", "quantization_config", words)
+            yield finding("gptq-group", "quantization_config", words)
     yield from _act_order(judged)
     if method == "awq" and section.get("w_bit", section.get("bits")) != 4:
         words = f"{section.get('w_bit', section.get('bits'))} bits"
-        yield found("awq-numbers", "quantization_config", words)
+        yield finding("awq-numbers", "quantization_config", words)
     if method == "fp8":
         scheme, blocks = section.get("activation_scheme"), section.get("weight_block_size")
         if scheme not in ("static", "dynamic"):
-            yield found("fp8-scheme", "quantization_config", f"activation_scheme is {scheme!r}")
+            yield finding("fp8-scheme", "quantization_config", f"activation_scheme is {scheme!r}")
         elif blocks and scheme == "static":
-            yield found("fp8-scheme", "quantization_config", "static inputs with blocks")
+            yield finding("fp8-scheme", "quantization_config", "static inputs with blocks")
     if method == "bitsandbytes" and section.get("bnb_4bit_quant_storage", "uint8") != "uint8":
         words = f"bnb_4bit_quant_storage is {section['bnb_4bit_quant_storage']}, vLLM reads uint8"
-        yield found("bnb-state", "quantization_config", words)
+        yield finding("bnb-state", "quantization_config", words)
     if method == "modelopt" and judged.algorithm not in MODELOPT:
         words = f"quant_algo is {judged.algorithm or 'missing'}"
-        yield found("modelopt-algo", "quantization_config", words)
+        yield finding("modelopt-algo", "quantization_config", words)
 
 
 def _act_order(judged: Judged) -> Iterator[Finding]:
@@ -152,11 +152,11 @@ def _act_order(judged: Judged) -> Iterator[Finding]:
                 parts[f"dynamic: {pattern}"] = {**section, **change}
         for where, part in parts.items():
             if part.get("desc_act") and part.get("group_size") != -1:
-                yield found("act-order-gone", where, "desc_act is true")
+                yield finding("act-order-gone", where, "desc_act is true")
     for name, group in (section.get("config_groups") or {}).items():
         order = (group.get("weights") or {}).get("actorder") if isinstance(group, dict) else None
         if order in ("group", "dynamic", True):
-            yield found("act-order-gone", f"config_groups.{name}", f"actorder is {order!r}")
+            yield finding("act-order-gone", f"config_groups.{name}", f"actorder is {order!r}")
 
 
 def _groups(judged: Judged) -> Iterator[Finding]:
@@ -168,7 +168,7 @@ def _groups(judged: Judged) -> Iterator[Finding]:
         try:
             compressed(group, form, judged.version, judged.capability)
         except Unsupported as error:
-            yield found(error.args[0], f"config_groups.{name}", error.args[1])
+            yield finding(error.args[0], f"config_groups.{name}", error.args[1])
 
 
 def _kernels(judged: Judged) -> Iterator[Finding]:
@@ -189,4 +189,4 @@ def _kernels(judged: Judged) -> Iterator[Finding]:
         alike.setdefault(key, []).append(choice.layer)
     for (rule, words), names in alike.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield found(rule, f"{names[0]}{more}", words)
+        yield finding(rule, f"{names[0]}{more}", words)

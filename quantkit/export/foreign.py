@@ -55,17 +55,17 @@ class ForeignCheckpoint(ModelSource):
         """What its config declares about its layers."""
         card = self.folder / README
         text = card.read_text("utf-8", "replace") if card.is_file() else ""
-        return declared.of(self.given, str(self.folder), text)
+        return declared.of(self.raw_config, str(self.folder), text)
 
     @cached_property
-    def given(self) -> Mapping[str, Any]:
+    def raw_config(self) -> Mapping[str, Any]:
         """The whole config, unchanged."""
         return read_config(self.folder)
 
     @cached_property
     def config_digest(self) -> str:
         """A hash of what its config declares."""
-        text = json.dumps(declared.section(self.given), sort_keys=True)
+        text = json.dumps(declared.section(self.raw_config), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @cached_property

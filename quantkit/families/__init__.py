@@ -100,6 +100,18 @@ FAMILIES = {
         permuted=True,
         multiplied=True,
     ),
+    "lfm2": Family(
+        head_norms="head",
+        mlp_parts=("w1", "w3", "w2"),
+        tied=True,
+        formulas=False,
+        llamacpp="lfm2",
+        architecture="Lfm2ForCausalLM",
+        some_attention=True,
+        keys={"shortconv.l_cache": "conv_L_cache"},
+        fixed={"conv_bias": False},
+        readable=False,
+    ),
     "olmo2": Family(("post_attention_layernorm", "post_feedforward_layernorm"), "all"),
     **MOE,
 }
@@ -111,6 +123,8 @@ EXPERTS_NOT_SERVED = {
     "`ignore`, which keeps them in 16 bits",
 }
 """Families whose quantised experts loaders do not read, and what to do."""
+MXFP4_EXPERTS = ("gpt_oss",)
+"""Families whose experts are published in MXFP4."""
 NOT_SERVED = {
     "deepseek_v4": "vLLM before 0.30 computes DeepSeek V4's attention from published FP8 blocks "
     "and nothing else: serve this checkpoint with 0.30 or later",

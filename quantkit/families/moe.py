@@ -25,6 +25,50 @@ GRANITE = Family(
     multiplied=True,
     readable=False,
 )
+GRANITE_HYBRID = Family(
+    experts="block_sparse_moe",
+    formulas=False,
+    defaults={"hidden_act": "silu", **dict.fromkeys(MULTIPLIERS, 1.0)},
+    llamacpp="granitehybrid",
+    architecture="GraniteMoeHybridForCausalLM",
+    permuted=True,
+    multiplied=True,
+    some_attention=True,
+    state_space=True,
+    keys={
+        "expert_shared_feed_forward_length": "shared_intermediate_size",
+        "ssm.conv_kernel": "mamba_d_conv",
+        "ssm.state_size": "mamba_d_state",
+        "ssm.group_count": "mamba_n_groups",
+        "ssm.time_step_rank": "mamba_n_heads",
+        "ssm.inner_size": ("mamba_n_heads", "mamba_d_head"),
+    },
+    fixed={"mamba_expand": 2, "mamba_n_groups": 1, "mamba_proj_bias": False},
+    readable=False,
+)
+NEMOTRON_H = Family(
+    experts="mixer",
+    formulas=False,
+    llamacpp="nemotron_h_moe",
+    architecture="NemotronHForCausalLM",
+    embedding="backbone.embeddings.weight",
+    some_attention=True,
+    state_space=True,
+    weights_sum_to_one=None,
+    keys=SCORED
+    | {
+        "attention.layer_norm_epsilon": "layer_norm_epsilon",
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+        "moe_latent_size": "moe_latent_size",
+        "ssm.conv_kernel": "conv_kernel",
+        "ssm.state_size": "ssm_state_size",
+        "ssm.group_count": "n_groups",
+        "ssm.time_step_rank": "mamba_num_heads",
+        "ssm.inner_size": ("mamba_num_heads", "mamba_head_dim"),
+    },
+    fixed={"mamba_hidden_act": "silu", "mamba_proj_bias": False, "mlp_hidden_act": "relu2"},
+    readable=False,
+)
 DEEPSEEK = Family(
     experts="mlp",
     formulas=False,
@@ -36,6 +80,17 @@ DEEPSEEK = Family(
     keys=SCORED | {"expert_gating_func": SIGMOID},
     fixed=LATENT | {"scoring_func": "sigmoid"},
     readable=False,
+)
+GLM_DSA = replace(
+    DEEPSEEK,
+    llamacpp="glm-dsa",
+    architecture="GlmMoeDsaForCausalLM",
+    keys={
+        **DEEPSEEK.keys,
+        "attention.indexer.head_count": "index_n_heads",
+        "attention.indexer.key_length": "index_head_dim",
+        "attention.indexer.top_k": "index_topk",
+    },
 )
 
 MOE = {
@@ -90,6 +145,8 @@ MOE = {
         readable=False,
     ),
     "granitemoe": GRANITE,
+    "granitemoehybrid": GRANITE_HYBRID,
+    "nemotron_h": NEMOTRON_H,
     "granitemoeshared": replace(
         GRANITE,
         architecture="GraniteMoeSharedForCausalLM",
@@ -150,6 +207,20 @@ MOE = {
         fixed={"scoring_func": "sigmoid"},
         readable=False,
     ),
+    "mimo_v2_flash": Family(
+        experts="mlp",
+        formulas=False,
+        llamacpp="mimo2",
+        architecture="MiMoV2FlashForCausalLM",
+        dense_first=True,
+        listed_windows=True,
+        keys={
+            "attention.value_length": "v_head_dim",
+            "attention.value_scale": "attention_value_scale",
+        },
+        fixed={"attention_bias": False, "n_group": 1, "routed_scaling_factor": 1.0},
+        readable=False,
+    ),
     "qwen3_next": Family(
         head_norms="head",
         experts="mlp",
@@ -178,7 +249,7 @@ MOE = {
         llamacpp="lfm2moe",
         architecture="Lfm2MoeForCausalLM",
         dense_first=True,
-        convolutions=True,
+        some_attention=True,
         keys={"expert_gating_func": SIGMOID, "shortconv.l_cache": "conv_L_cache"},
         fixed={"conv_bias": False, "routed_scaling_factor": 1.0, "use_expert_bias": True},
         readable=False,
@@ -218,4 +289,11 @@ MOE = {
     ),
     "deepseek_v3": DEEPSEEK,
     "glm4_moe_lite": replace(DEEPSEEK, architecture="Glm4MoeLiteForCausalLM"),
+    "glm_moe_dsa": GLM_DSA,
+    "deepseek_v32": replace(
+        GLM_DSA,
+        llamacpp="deepseek32",
+        named_as="glm-dsa",
+        architecture="DeepseekV32ForCausalLM",
+    ),
 }

@@ -50,6 +50,8 @@ class Family:
     # For llama.cpp. Facts are from its own converter and model sources.
     llamacpp: str = ""
     """Value of `general.architecture`; empty if quantkit does not write GGUF for it."""
+    named_as: str = ""
+    """Another architecture with the same tensors, if the gguf package does not know its own."""
     architecture: str = ""
     """The transformers class that is written under this name."""
     permuted: bool = False
@@ -77,8 +79,13 @@ class Family:
     """Number of experts of the one size whose queries and keys are not normalised."""
     dense_first: bool = False
     """The first blocks may have no experts."""
-    convolutions: bool = False
-    """Blocks without attention have a short convolution."""
+    listed_windows: bool = False
+    """The file lists which blocks have a window; those have twice the key heads."""
+    some_attention: bool = False
+    """Some blocks have a short convolution or a state-space layer instead of attention."""
+    state_space: bool = False
+    """Such layers are those of Mamba 2."""
+    embedding: str = "model.embed_tokens.weight"
     fixed_ntk: bool = False
     """`alpha` of `dynamic` rotary scaling changes the base, whatever the length."""
     full_every: int = 0

@@ -32,6 +32,8 @@ MODULES = {
 FORMATS = tuple(MODULES)
 PLAIN = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 """Dtypes of unquantised folders, by their names in `convert --to`."""
+NEED_MORE = ("gptq", "awq")
+"""Formats that plain transformers does not load by itself."""
 
 
 @cache

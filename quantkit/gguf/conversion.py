@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
-from gguf import GGMLQuantizationType, LlamaFileType
+from gguf import GGMLQuantizationType, Keys, LlamaFileType
 
 from quantkit import grid
 from quantkit.errors import MethodError, SourceError
@@ -32,6 +32,11 @@ GPU_WORKERS = 4
 MAX_CPU_WORKERS = 8
 MIXED = "mixed-"
 """Prefix of recipes whose types were chosen for a size budget."""
+PHI_3 = re.compile("phi-?3", re.IGNORECASE)
+PHI_3_TOKENS = {"</s>", "<unk>", "<s>", "<|endoftext|>"}
+"""llama.cpp takes any model with such a name for one that has these tokens, and does not load it
+without them.
+"""
 
 
 def file_name(model: str, plan: GGUFPlan) -> str:
@@ -46,11 +51,15 @@ def file_name(model: str, plan: GGUFPlan) -> str:
 
 def metadata(layout: Layout, recipe: GGUFRecipe, source: ModelSource) -> dict[str, Value]:
     """All of the file's metadata: the model, its architecture and its vocabulary."""
-    return {
+    found = {
         **general(layout, source, LlamaFileType(FILE_TYPES[recipe.gguf])),
         **layout.metadata,
         **vocabulary(source, layout.n_vocabulary),
     }
+    tokens = found[Keys.Tokenizer.LIST]
+    if isinstance(tokens, list) and not set(tokens) >= PHI_3_TOKENS:
+        found[Keys.General.NAME] = PHI_3.sub("phi_3", str(found[Keys.General.NAME]))
+    return found
 
 
 def write(

@@ -7,12 +7,13 @@ something different. Each family's record holds what llama.cpp needs to know abo
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.errors import SourceError
 from quantkit.families import FAMILIES, Family
-from quantkit.families.geometry import FULL, head_dim, layer_types, n_kv_heads
+from quantkit.families.geometry import FULL, SLIDING, head_dim, layer_types, n_kv_heads
 from quantkit.gguf.names import MODEL_ARCH_NAMES, Keys, RopeScalingType
 from quantkit.model.source import EXPERTS
 from quantkit.quiet import only_errors
@@ -26,11 +27,30 @@ CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
 """Settings for how many experts a token takes."""
 DENSE = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
 """Settings for how many blocks precede the first with experts."""
+INDEXERS = "{arch}.attention.indexer.types"
+"""Which blocks choose the tokens to read; others take the choice of the one before."""
+HADAMARD = 64
+"""llama.cpp rotates an indexer's columns in groups of so many."""
+OF_EXPERTS = ("expert_", "moe_")
+"""Beginnings of keys about experts."""
+NORM_EPS = ("norm_eps", "rms_norm_eps", "layer_norm_epsilon")
+UNNAMED = "the gguf package, whose names quantkit follows, has none for its tensors yet"
 UNWRITTEN = {
     "PhimoeForCausalLM": "llama.cpp weighs a token's two experts to a sum of one, and Phi-MoE's "
     "router gives nearly one to each",
+    "KimiLinearForCausalLM": "what llama.cpp computes for its linear attention was not compared "
+    "with the model",
+    **dict.fromkeys(
+        (
+            "DeepseekV4ForCausalLM",
+            "HYV3ForCausalLM",
+            "LagunaForCausalLM",
+            "MiniMaxForCausalLM",
+        ),
+        UNNAMED,
+    ),
 }
-"""Families of which llama.cpp would compute something else."""
+"""MoE models that llama.cpp runs, and why no files of them are written."""
 ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
 
 
@@ -48,7 +68,27 @@ def family_of(config: Mapping[str, Any], folder: Path) -> Family:
             f"{folder} is a {names[0]}, which GGUF output does not support; llama.cpp's names for "
             f"what it does: {', '.join(sorted({each.llamacpp for each in WRITTEN.values()}))}"
         )
-    return family
+    return _variant(family, config)
+
+
+def _variant(family: Family, config: Mapping[str, Any]) -> Family:
+    """The architecture of llama.cpp for hybrids that lack one of their kinds of blocks."""
+    if not family.state_space:
+        return family
+    kinds = block_kinds(config)
+    if "mamba" in kinds:
+        if family.llamacpp != "nemotron_h_moe" or "moe" in kinds:
+            return family
+        keys = {key: name for key, name in family.keys.items() if not key.startswith(OF_EXPERTS)}
+        return replace(family, llamacpp="nemotron_h", experts="", keys=keys)
+    alone = FAMILIES["granitemoeshared" if n_experts_of(config) else "granite"]
+    return replace(alone, architecture=family.architecture)
+
+
+def block_kinds(config: Mapping[str, Any]) -> list[str]:
+    """What each block of a hybrid has, in one of the words that configs have used for it."""
+    other = {"attention": FULL, "linear_attention": "mamba"}
+    return [other.get(kind, kind) for kind in layer_types(config)]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -62,7 +102,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         own = native_class(read_json(folder))
         kind = AutoConfig if own is None else own.config_class
         with only_errors("transformers"):
-            return dict(kind.from_pretrained(folder).to_dict())
+            found = dict(kind.from_pretrained(folder).to_dict())
+        if listed := found.get("layers_block_type"):  # Nemotron-H does not count them
+            found.setdefault("num_hidden_layers", len(listed))
+        return found
     except Exception as error:  # a config is untrusted input; anything may be wrong with it
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise SourceError(f"transformers cannot read {folder / 'config.json'}: {reason}") from error
@@ -88,24 +131,31 @@ def metadata_of(family: Family, config: Mapping[str, Any], folder: Path) -> "dic
         Keys.LLM.CONTEXT_LENGTH: _context(family, config),
         Keys.LLM.EMBEDDING_LENGTH: config["hidden_size"],
         Keys.LLM.BLOCK_COUNT: config["num_hidden_layers"],
-        Keys.LLM.FEED_FORWARD_LENGTH: config["intermediate_size"],
+        Keys.LLM.FEED_FORWARD_LENGTH: _feed_forward(family, config),
         Keys.Attention.HEAD_COUNT: n_heads,
         Keys.Attention.HEAD_COUNT_KV: _kv_heads(family, config),
         Keys.Attention.KEY_LENGTH: head_dim(config),
         Keys.Attention.VALUE_LENGTH: head_dim(config),
-        Keys.Attention.LAYERNORM_RMS_EPS: float(_first(config, ("norm_eps", "rms_norm_eps"))),
+        Keys.Attention.LAYERNORM_RMS_EPS: float(_first(config, NORM_EPS)),
         Keys.Rope.DIMENSION_COUNT: rotary_dim(config),
     }
     if family.latent:
         values |= _latent(config)
     values |= _rope(family, config, folder)
-    if family.experts:
+    if family.experts and n_experts_of(config):
         values |= _experts(config)
+    if family.state_space:  # its switch for rotation
+        values[Keys.Rope.SCALING_FINETUNED] = config.get("position_embedding_type") == "rope"
     if family.dense_first:
         values[Keys.LLM.LEADING_DENSE_BLOCK_COUNT] = n_dense_of(config)
     values |= _own(family, config)
-    if family.window_every:
+    if family.window_every or family.listed_windows:
         values[Keys.Attention.SLIDING_WINDOW] = config["sliding_window"]
+    if family.listed_windows:
+        listed = [int(kind == SLIDING) for kind in layer_types(config)]
+        values[Keys.Attention.SLIDING_WINDOW_PATTERN] = listed
+    if family.latent and (kinds := config.get("indexer_types")):
+        values[INDEXERS] = [int(kind == "full") for kind in kinds]
     if family.capped:
         values[Keys.LLM.ATTN_LOGIT_SOFTCAPPING] = float(config["attn_logit_softcapping"])
         values[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = float(config["final_logit_softcapping"])
@@ -125,6 +175,11 @@ def n_experts_of(config: Mapping[str, Any]) -> int:
     return int(_first(config, EXPERTS) or 0)
 
 
+def groups_of(config: Mapping[str, Any]) -> int:
+    """Groups of a state-space layer's channels."""
+    return int(_first(config, ("mamba_n_groups", "n_groups")) or 1)
+
+
 def n_dense_of(config: Mapping[str, Any]) -> int:
     """Blocks before the first that has experts."""
     kinds = config.get("mlp_layer_types")
@@ -142,11 +197,30 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def _kv_heads(family: Family, config: Mapping[str, Any]) -> int | list[int]:
-    """Key heads of all blocks, or of each: llama.cpp knows convolutions by having none."""
+    """Key heads of all blocks, or of each: llama.cpp knows those without attention by having
+    none.
+    """
     n = n_kv_heads(config)
-    if not family.convolutions:
+    if family.listed_windows:
+        return [2 * n if kind == SLIDING else n for kind in layer_types(config)]
+    if not family.some_attention:
         return n
-    return [n if kind == FULL else 0 for kind in layer_types(config)]
+    return [n if kind == FULL else 0 for kind in block_kinds(config)]
+
+
+def _feed_forward(family: Family, config: Mapping[str, Any]) -> int | list[int]:
+    """Width of the MLPs, or of each where blocks are one of attention, state space and MLP."""
+    width = int(config["intermediate_size"])
+    if family.llamacpp.startswith("nemotron_h"):
+        widths = {"mlp": width, "moe": int(config.get("moe_intermediate_size") or 0)}
+        return [widths.get(kind, 0) for kind in block_kinds(config)]
+    if config.get("shared_intermediate_size") and not n_experts_of(config):
+        return int(config["shared_intermediate_size"])
+    if config.get("block_auto_adjust_ff_dim"):  # LFM 2
+        width = int(config.get("block_ffn_dim_multiplier", 1.0) * int(2 * width / 3))
+        multiple = config["block_multiple_of"]
+        return int(-(-width // multiple) * multiple)
+    return width
 
 
 def _own(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,13 +273,16 @@ def _context(family: Family, config: Mapping[str, Any]) -> int:
     to the window's size the result is the same.
     """
     window = config.get("sliding_window")
-    if family.window_every or not window or config.get("use_sliding_window") is False:
+    has_windows = family.window_every or family.listed_windows
+    if has_windows or not window or config.get("use_sliding_window") is False:
         return config["max_position_embeddings"]
     return min(window, config["max_position_embeddings"])
 
 
 def _rope(family: Family, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     parameters = rope_of(config)
+    if not parameters:
+        return {}
     kind = parameters.get("rope_type", "default")
     longest = config["max_position_embeddings"]
     trained = int(
@@ -288,6 +365,18 @@ def _unlike_experts(family: Family, config: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} {listed}"
 
 
+def _unlike_states(family: Family, config: Mapping[str, Any]) -> Iterator[str]:
+    """What is unusual about the blocks of a hybrid."""
+    kinds = set(block_kinds(config))
+    if {"moe", "mlp"} <= kinds:
+        yield "MLPs without experts beside those with"
+    if unknown := sorted(kinds - {FULL, "mamba", "moe", "mlp"}):
+        yield f"blocks of the kind {unknown[0]}"
+    limits = tuple(config.get("time_step_limit") or (0.0, math.inf))
+    if limits != (0.0, math.inf):
+        yield f"time_step_limit {list(limits)}"
+
+
 def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
     """Refuse what llama.cpp's graph of this architecture would silently compute differently."""
     problems = []
@@ -323,6 +412,21 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
             problems.append(f"attention other than in each {every}th block")
         if config["linear_key_head_dim"] != config["linear_value_head_dim"]:
             problems.append("linear attention with values wider or narrower than keys")
+    if (config.get("index_head_dim") or 0) % HADAMARD:
+        problems.append(f"index_head_dim {config['index_head_dim']}")
+    if family.listed_windows and SLIDING not in layer_types(config):
+        problems.append("no block with a window")
+    turned = {
+        part.get("partial_rotary_factor", 1.0)
+        for part in (config.get("rope_parameters") or {}).values()
+        if isinstance(part, dict)
+    }
+    if len(turned) > 1:
+        problems.append("blocks that rotate other parts of a head than others")
+    if family.state_space:
+        problems += _unlike_states(family, config)
+    if config.get("position_embedding_type", "rope") != "rope" and not family.state_space:
+        problems.append(f"position_embedding_type {config['position_embedding_type']}")
     if family.head_norms == "all" and n_kv_heads(config) != config["num_attention_heads"]:
         problems.append("fewer key heads than query heads")
     if family.experts:

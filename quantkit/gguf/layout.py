@@ -26,7 +26,7 @@ from quantkit.gguf.families import (
     rope_of,
     rotary_dim,
 )
-from quantkit.gguf.tensors import EMBEDDING, ROPE_TENSORS, GGUFTensor, tensors_of
+from quantkit.gguf.tensors import ROPE_TENSORS, GGUFTensor, tensors_of
 from quantkit.gguf.tensors import Change as Change
 from quantkit.gguf.writer import Value
 from quantkit.model.architecture import Architecture
@@ -92,7 +92,7 @@ class Layout:
     @property
     def n_vocabulary(self) -> int:
         """Rows of the embedding: how many tokens the file's vocabulary must have."""
-        return self.source.tensors[EMBEDDING].shape[0]
+        return self.source.tensors[self.family.embedding].shape[0]
 
     def build(self, name: str, device: torch.device | None = None) -> torch.Tensor:
         """Read a tensor as the file stores it, into host memory unless a device is given.
@@ -117,8 +117,8 @@ class Layout:
         if tensor.change is Change.ADD_ONE:
             return weight.float() + 1
         if tensor.change is Change.NEGATE_EXPONENTIAL:
-            return -weight.float().exp()
-        if tensor.change is Change.FLATTEN:
+            return -weight.float().exp().reshape(tensor.shape)
+        if tensor.change is Change.RESHAPE:
             return weight.reshape(tensor.shape)
         if tensor.rows is not None:
             return _cut(tensor, weight)
@@ -129,8 +129,8 @@ class Layout:
         if tensor.change is Change.PERMUTE:
             return _halves(weight, tensor.n_heads)
         if tensor.change is Change.NEGATE_EXPONENTIAL:
-            return (-weight).log()
-        if tensor.change is Change.FLATTEN:
+            return (-weight).log().reshape(self.source.tensors[tensor.parts[0]].shape)
+        if tensor.change is Change.RESHAPE:
             return weight.reshape(self.source.tensors[tensor.parts[0]].shape)
         return weight - 1 if tensor.change is Change.ADD_ONE else weight
 

@@ -16,7 +16,7 @@ from typing import Any
 from quantkit.errors import SourceError
 from quantkit.families import Family
 from quantkit.families.geometry import head_dim
-from quantkit.gguf.families import ARCHITECTURES, n_experts_of, rope_of, rotary_dim
+from quantkit.gguf.families import ARCHITECTURES, groups_of, n_experts_of, rope_of, rotary_dim
 from quantkit.gguf.names import (
     GGML_QUANT_SIZES,
     MODEL_TENSOR,
@@ -28,14 +28,14 @@ from quantkit.model.architecture import EXPERT, IGNORABLE
 from quantkit.model.headers import WEIGHT_TYPES, TensorSpec
 
 HEAD = "lm_head.weight"
-EMBEDDING = "model.embed_tokens.weight"
 NVFP4_BLOCK = GGML_QUANT_SIZES[GGMLQuantizationType.NVFP4][0]
 NUMBER = re.compile(r"\.(\d+)\.")
 BLOCK = re.compile(r"^blk\.\d+\.")
-AHEAD = ("mtp.", "model.mtp_")
+AHEAD = ("mtp.", "model.mtp.", "model.mtp_")
 """Beginnings of the names of heads that predict further tokens."""
 ENDINGS = {
     "_correction_bias": "_correction.bias",
+    ".attention_sink_bias": ".attention_sink_bias.weight",
     ".dt_bias": ".dt_proj.bias",
     ".expert_bias": ".expert_bias.bias",
     ".sinks": ".sinks.weight",
@@ -57,8 +57,8 @@ class Change(Enum):
     PERMUTE = "permute"
     """Rows of each head change from two halves to neighbouring pairs."""
     ADD_ONE = "add one"
-    FLATTEN = "flatten"
-    """Without dimensions of one."""
+    RESHAPE = "reshape"
+    """Without dimensions of one, or with further ones."""
     STACK = "stack"
     """The same layer of every expert, stacked."""
     NEGATE_EXPONENTIAL = "negate exponential"
@@ -127,14 +127,17 @@ def tensors_of(
         if family.experts and (stack := expert_stack(stored.name, family)) is not None:
             experts.setdefault(stack, []).append(stored)
             continue
-        name = file_name(stored.name, family, config["num_hidden_layers"])
+        called = stored.name
+        if not n_experts_of(config):  # Granite's shared expert, alone
+            called = called.replace("shared_mlp.output_linear", "mlp.down_proj")
+        name = file_name(called, family, config["num_hidden_layers"])
         if name is None or stored.dtype not in WEIGHT_TYPES:
             raise SourceError(
                 f"{folder} has {stored.name} ({stored.dtype}), which does not fit a GGUF file of "
                 f"architecture {family.llamacpp}; give the model as it was published"
             )
         tensors.append(_tensor(name, stored.name, stored.shape, family, config))
-    missing = [n for n in (EMBEDDING, *(() if tied else (HEAD,))) if n not in source]
+    missing = [n for n in (family.embedding, *(() if tied else (HEAD,))) if n not in source]
     if missing:
         raise SourceError(f"{folder} lacks {missing[0]}; download it again")
     return tensors + _stacks(experts, config, folder) + _computed(config)
@@ -156,6 +159,8 @@ def _split(stored: TensorSpec, config: Mapping[str, Any]) -> list[GGUFTensor]:
     if found is None or ending not in SPLIT:
         return []
     change, kinds = SPLIT[ending]
+    if change is Change.HALVES and not n_experts_of(config):
+        kinds = (MODEL_TENSOR.FFN_GATE, MODEL_TENSOR.FFN_UP)
     rows, columns = stored.shape
     shapes: list[tuple[int, ...]] = [(rows // 2, columns)] * 2
     n_heads, half, end = 0, rows // 2, rows
@@ -189,7 +194,8 @@ def file_name(stored: str, family: Family, n_layers: int) -> str | None:
     first = stored if found is None else f"{stored[: found.start()]}.0.{stored[found.end() :]}"
     for ending, name_there in ENDINGS.items():
         first = first.replace(ending, name_there) if first.endswith(ending) else first
-    name: str | None = _names(family.llamacpp).get_name(first, try_suffixes=(".weight", ".bias"))
+    names = _names(family.named_as or family.llamacpp)
+    name: str | None = names.get_name(first, try_suffixes=(".weight", ".bias"))
     if name is None or found is None:
         return name
     return BLOCK.sub(f"blk.{int(found[1])}.", name, count=1)
@@ -266,9 +272,13 @@ def _tensor(
     ):
         change = Change.ADD_ONE
     elif 1 in shape and name.endswith(FLAT):
-        change, shape = Change.FLATTEN, tuple(size for size in shape if size > 1)
-    is_linear = len(shape) == 2 and stored.endswith(".weight") and stored != EMBEDDING
-    is_linear = is_linear and change is not Change.FLATTEN
+        change, shape = Change.RESHAPE, tuple(size for size in shape if size > 1)
+    if family.state_space and name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight")):
+        change = Change.RESHAPE if change is Change.NONE else change
+        n_rows = groups_of(config) if name.endswith("norm.weight") else shape[0]
+        shape = (n_rows, shape[0] // n_rows)
+    is_linear = len(shape) == 2 and stored.endswith(".weight") and stored != family.embedding
+    is_linear = is_linear and change is not Change.RESHAPE
     module = stored.removesuffix(".weight") if is_linear else None
     return GGUFTensor(name, shape, (stored,), change, n_heads, module)
 

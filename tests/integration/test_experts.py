@@ -2,24 +2,30 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from conftest import SIZES, with_tokenizer
+from notes import Notes
 from stopping import stopping_at
 
+from quantkit import device as devices
+from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.engine.vllm_job import Vllm
+from quantkit.errors import HardwareError, StorageError
 from quantkit.export.checkpoint import Checkpoint
 from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.methods.gptq import ColumnByColumn
 from quantkit.model import experts
+from quantkit.model.architecture import Architecture
 from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
-from quantkit.onepass import calibrated
+from quantkit.onepass import calibrated, estimate
 from quantkit.onepass.collector import Collector
-from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.prepare import SHARED, CalibrationChoice, Run, prepare
 from quantkit.onepass.run import quantize
 from quantkit.proof.run import ProofOptions, prove
 from quantkit.recipe import load as recipe
@@ -206,7 +212,7 @@ def test_a_mixture_s_gptq_goes_on_to_the_same_bytes(tiny_experts, tmp_path):
 
 
 @torch.no_grad()
-def collected(decoder, ids, keep=None, chosen=None):
+def collected(decoder, ids, keep=None, chosen=None, shares=False):
     """Statistics of the experts of the first block; `chosen` are those that all tokens go to."""
 
     def choose(router, inputs, output):
@@ -217,7 +223,7 @@ def collected(decoder, ids, keep=None, chosen=None):
         if chosen:
             block.mlp.gate.register_forward_hook(choose)
         linears = {n: m for n, m in block.named_modules() if ".experts." in n and "proj" in n}
-        collector = Collector(linears)
+        collector = Collector(linears, shares_experts=shares)
         with collector.watching(keep), experts.watched(block, keep):
             watched = decoder.run(block, hidden, arguments[0].common)
         plain = decoder.run(block, hidden, arguments[0].common).flatten(0, 1)
@@ -248,6 +254,85 @@ def test_an_expert_that_no_token_goes_to_sees_some_all_the_same(tiny_experts):
     n_tokens = [found[f"mlp.experts.{n}.gate_proj"].n_tokens for n in range(4)]
     assert n_tokens == [384, 384, 6, 6]
     assert all(f.gram.diagonal().sum() > 0 for f in found.values())
+
+
+def test_experts_that_share_have_the_tokens_of_all_and_their_own_behind_them(tiny_experts):
+    decoder = Decoder.open(ModelSource.open(tiny_experts), CPU)
+    own, shared = (collected(decoder, IDS, shares=shares) for shares in (False, True))
+    assert own.keys() == shared.keys()
+    first = [name for name in own if name.endswith("gate_proj")]
+    together = sum(own[name].gram for name in first)
+    for name in first:
+        assert shared[name] is shared[first[0]]
+        assert torch.allclose(shared[name].gram, together, rtol=1e-4, atol=1e-4)
+        assert shared[name].n_tokens == sum(own[other].n_tokens for other in first)
+        assert not torch.allclose(own[name].gram, together, rtol=0.1)
+    for name in own.keys() - set(first):
+        assert torch.equal(shared[name].gram, own[name].gram), name
+
+
+def test_where_memory_forbids_it_experts_share_and_that_is_said(
+    tiny_experts, tmp_path, monkeypatch
+):
+    source, choice = ModelSource.open(tiny_experts), CalibrationChoice("python-docs", 32, 64)
+    recipes, progress = [recipe("gptq-w4a16"), recipe("awq-gptq-w4a16")], Notes()
+    run = Run(progress)
+    cost = prepare(source, recipes, tmp_path / "own", "cpu", choice, run).cost
+    assert cost.experts_bytes == 3 * 4 * 128**2, "four matrices, and one stays"
+    needed = cost.device_bytes(False) + estimate.PROCESS_BYTES
+    assert not any(SHARED in note for note in progress.notes)
+    monkeypatch.setattr(devices, "available_host_bytes", lambda: needed - 1)
+    made = quantize(source, recipes, tmp_path / "out", "cpu", choice, run)
+    assert any(SHARED in note for note in progress.notes)
+    exact = logits(by_transformers(tiny_experts))
+    (plain,) = quantize(source, [recipe("rtn-w4a16")], tmp_path / "plain", "cpu")
+    worst = (logits(loading.load(plain, CPU)) - exact).norm()
+    for checkpoint in made:
+        assert SHARED in checkpoint.manifest.notes
+        result = verify(checkpoint.folder, source)
+        assert result.ok, result.faults
+        assert (logits(loading.load(checkpoint, CPU)) - exact).norm() < worst
+    monkeypatch.setattr(devices, "available_host_bytes", lambda: needed - cost.experts_bytes - 1)
+    with pytest.raises(HardwareError, match="is available; use fewer --samples"):
+        prepare(source, recipes, tmp_path / "none", "cpu", choice, run)
+
+
+def test_a_run_is_not_resumed_with_other_statistics(tiny_experts, tmp_path, monkeypatch):
+    source, choice = ModelSource.open(tiny_experts), CalibrationChoice("python-docs", 8, 64)
+    wanted = source, [recipe("gptq-w4a16")], tmp_path / "out", "cpu", choice
+    with stopping_at(1, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        quantize(*wanted)
+    cost = prepare(*wanted, Run()).cost
+    needed = cost.device_bytes(False) + estimate.PROCESS_BYTES
+    monkeypatch.setattr(devices, "available_host_bytes", lambda: needed - 1)
+    with pytest.raises(StorageError, match="another choice of experts' statistics"):
+        quantize(*wanted)
+
+
+def test_a_trillion_parameters_share_on_one_gpu_and_thirty_billion_do_not(tmp_path):
+    """Kimi K2's blocks need more than an H200 has; those of Qwen3-30B-A3B a fraction of it."""
+    h200 = 139 << 30
+    large = {
+        "hidden_size": 7168, "moe_intermediate_size": 2048, "n_routed_experts": 384,
+        "num_experts_per_tok": 8, "first_k_dense_replace": 0, "num_hidden_layers": 1,
+    }  # fmt: skip
+    small = {
+        "hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 1, "dtype": "bfloat16",
+    }  # fmt: skip
+    forced = {}
+    for config in (transformers.DeepseekV3Config(**large), transformers.Qwen3MoeConfig(**small)):
+        folder = tmp_path / config.model_type
+        config.architectures = [f"{type(config).__name__.removesuffix('Config')}ForCausalLM"]
+        config.save_pretrained(folder)
+        tokens = CalibrationTokens("some", torch.zeros(128, 2048, dtype=torch.long))
+        architecture = Architecture.of(folder)
+        cost = estimate.estimate(
+            architecture, [], tokens, torch.device("cuda"), speeds=(1e15, 1e14)
+        )
+        forced[config.model_type] = cost.device_bytes(on_host=True) > h200
+        assert replace(cost, shares_experts=True).device_bytes(on_host=True) < h200
+    assert forced == {"deepseek_v3": True, "qwen3_moe": False}
 
 
 def test_a_mixture_that_llama_cpp_computes_otherwise_is_refused(run_cli, tiny_experts, tmp_path):

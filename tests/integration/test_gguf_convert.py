@@ -17,6 +17,7 @@ from tokenizers import normalizers as normal
 from tokenizers import pre_tokenizers as cut
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+import quantkit
 from quantkit.errors import SourceError
 from quantkit.gguf import pretokenizers
 from quantkit.gguf.families import read_config
@@ -530,6 +531,14 @@ def test_general_keys_come_from_the_model_card(tmp_path):
     assert found["general.base_model.0.repo_url"].endswith("/someone/Base-Model")
     assert found["general.file_type"] == 15
     assert found["general.quantized_by"].startswith("quantkit ")
+
+
+def test_llama_cpp_loads_a_model_with_the_name_of_another_vocabulary(tmp_path):
+    """llama.cpp looks up Phi-3's special tokens wherever a name has "phi-3" in it."""
+    expected, source = make_source("phi3", tmp_path / "my-Phi-3-tuned")
+    (made,) = quantkit.quantize(source.folder, ["gguf-f32"], out=tmp_path / "out", device="cpu")
+    assert made.gguf.metadata["general.name"] == "my-phi_3-tuned"
+    assert largest_difference(expected, made.gguf.path) < 2e-4
 
 
 def test_a_file_is_read_back_as_it_was_written(tmp_path):

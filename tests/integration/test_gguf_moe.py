@@ -44,6 +44,9 @@ LATENT = ROUTED | {
     "qk_rope_head_dim": 16,
     "v_head_dim": 20,
 }
+# With few heads many scores are zero, and equals are ranked in any order.
+INDEXED = {"index_topk": 16, "index_head_dim": 64, "index_n_heads": 8}
+UNSCALED = {"routed_scaling_factor": 1.0}
 DENSE_FIRST = {"first_k_dense_replace": 1}
 YARN = {
     "rope_type": "yarn",
@@ -56,6 +59,20 @@ MULTIPLIERS = {
     "attention_multiplier": 0.3,
     "embedding_multiplier": 3.0,
     "logits_scaling": 2.0,
+}
+MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+}
+NEMOTRON = {key: value for key, value in SIZES.items() if key != "num_hidden_layers"} | {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 24,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "chunk_size": 16,
 }
 CONFIGS = {
     "gpt_oss": transformers.GptOssConfig(
@@ -77,8 +94,30 @@ CONFIGS = {
     "glm4_moe_lite": transformers.Glm4MoeLiteConfig(
         **NO_HEAD_DIM | LATENT, mlp_layer_types=["dense", "sparse"]
     ),
+    "glm_moe_dsa": transformers.GlmMoeDsaConfig(
+        **NO_HEAD_DIM | LATENT | INDEXED, mlp_layer_types=["dense", "sparse"]
+    ),
+    "glm_moe_dsa, one choice for two blocks": transformers.GlmMoeDsaConfig(
+        **NO_HEAD_DIM | LATENT | INDEXED | {"num_hidden_layers": 3},
+        indexer_types=["full", "shared", "full"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+    ),
+    "deepseek_v32": transformers.DeepseekV32Config(
+        **NO_HEAD_DIM | LATENT | DENSE_FIRST | INDEXED | {"n_routed_experts": 8},
+        n_group=4,
+        topk_group=2,
+        rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
     "minimax_m2": transformers.MiniMaxM2Config(
         **SIZES | LOCAL, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    ),
+    "mimo_v2_flash": transformers.MiMoV2FlashConfig(
+        **SIZES | ROUTED | {"num_attention_heads": 4, "num_hidden_layers": 3} | UNSCALED,
+        v_head_dim=24,
+        attention_value_scale=0.7,
+        sliding_window=16,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
     ),
     "granitemoe": transformers.GraniteMoeConfig(**NO_HEAD_DIM | LOCAL, **MULTIPLIERS),
     "granitemoeshared": transformers.GraniteMoeSharedConfig(
@@ -118,6 +157,37 @@ CONFIGS = {
         interleave_moe_layer_step=2,
         rope_parameters={"rope_theta": 1e4, "rope_type": "default"},
     ),
+    "lfm2": transformers.Lfm2Config(
+        **NO_HEAD_DIM | {"num_hidden_layers": 3}, layer_types=["conv", "full_attention", "conv"]
+    ),
+    "granitemoehybrid": transformers.GraniteMoeHybridConfig(
+        **NO_HEAD_DIM | LOCAL | MAMBA | {"num_hidden_layers": 3},
+        **MULTIPLIERS,
+        shared_intermediate_size=128,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+    ),
+    "granitemoehybrid, rotated and without experts": transformers.GraniteMoeHybridConfig(
+        **NO_HEAD_DIM | MAMBA | {"num_local_experts": 0},
+        shared_intermediate_size=128,
+        position_embedding_type="rope",
+        layer_types=["linear_attention", "full_attention"],
+    ),
+    "granitemoehybrid, attention alone": transformers.GraniteMoeHybridConfig(
+        **NO_HEAD_DIM | MAMBA | {"num_local_experts": 0},
+        **MULTIPLIERS,
+        shared_intermediate_size=128,
+        position_embedding_type="rope",
+        layer_types=["full_attention", "full_attention"],
+    ),
+    "nemotron_h": transformers.NemotronHConfig(
+        **NEMOTRON | ROUTED,
+        moe_shared_expert_intermediate_size=96,
+        moe_latent_size=32,
+        layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+    ),
+    "nemotron_h, without experts": transformers.NemotronHConfig(
+        **NEMOTRON, layers_block_type=["linear_attention", "mlp", "full_attention", "mlp"]
+    ),
     "lfm2_moe": transformers.Lfm2MoeConfig(
         **NO_HEAD_DIM | {"num_hidden_layers": 3},
         num_experts=4,
@@ -135,8 +205,13 @@ WRONG = {
         "rope.scaling.yarn_log_multiplier": 0.05,
         "expert_gating_func": 1,
     },
+    "deepseek_v32": {"attention.indexer.top_k": 4},
+    "glm_moe_dsa": {"attention.indexer.top_k": 4},
     "glm4_moe": {"expert_weights_scale": 1.0, "expert_weights_norm": False},
+    "granitemoehybrid": {"logit_scale": 5.0},
     "hunyuan_v1_moe": {"rope.freq_base": 1e4},
+    "mimo_v2_flash": {"attention.value_scale": 0.5, "attention.sliding_window": 4},
+    "nemotron_h": {"attention.layer_norm_rms_epsilon": 1.0},
 }
 """Keys with which a file loads, but must not compute the same."""
 
@@ -211,7 +286,14 @@ REFUSED = {
     "deepseek_v2": (GROUPS, "topk_method group_limited_greedy"),
     "deepseek_v3": ({"rope_parameters": YARN}, "another mscale than mscale_all_dim"),
     "glm4_moe_lite": ({"mlp_layer_types": ["sparse", "dense"]}, "blocks without experts"),
+    "granitemoehybrid": ({"time_step_limit": [0.0, 1.0]}, r"time_step_limit \[0\.0, 1\.0\]"),
     "lfm2_moe": ({"routed_scaling_factor": 2.0}, "routed_scaling_factor 2.0"),
+    "mimo_v2_flash": ({"routed_scaling_factor": 2.0}, "routed_scaling_factor 2.0"),
+    "nemotron_h": (
+        {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
+        "MLPs without experts beside those with",
+    ),
+    "glm_moe_dsa": ({"index_head_dim": 32}, "index_head_dim 32"),
     "gpt_oss": ({"swiglu_limit": 5.0}, "swiglu_limit 5.0"),
     "llama4_text": ({"use_qk_norm": False}, "use_qk_norm False"),
     "qwen3_next": ({"linear_value_head_dim": 32}, "values wider or narrower than keys"),

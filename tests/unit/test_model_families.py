@@ -1,5 +1,6 @@
 """One record per family: what everything that asks for a family reads."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from quantkit.advise import kv
 from quantkit.advise.families import completed, shapes
 from quantkit.errors import SourceError
 from quantkit.families import FAMILIES, Family, geometry
-from quantkit.gguf.families import family_of
+from quantkit.gguf.families import UNWRITTEN, family_of
 from quantkit.plan.checkpoint import fused_with
 
 PACKAGE = Path(families.__file__).parents[1]
@@ -27,7 +28,8 @@ CONFIG = {
 def test_records_speak_of_architectures_that_llama_cpp_has():
     for name, family in FAMILIES.items():
         assert bool(family.llamacpp) == bool(family.architecture), name
-        assert not family.llamacpp or family.llamacpp in MODEL_ARCH_NAMES.values()
+        known = family.named_as or family.llamacpp
+        assert not known or known in MODEL_ARCH_NAMES.values()
 
 
 def test_the_width_of_heads_is_derived_in_one_place():
@@ -72,6 +74,13 @@ def test_a_record_is_all_that_a_family_needs(toy):
     assert geometry.head_dim({**CONFIG, "model_type": "toy"}) == 24
     with pytest.raises(SourceError, match="GGUF output does not support"):
         family_of({"model_type": "toy", "architectures": ["ToyForCausalLM"]}, Path("toy"))
+
+
+@pytest.mark.parametrize("name", UNWRITTEN)
+def test_an_moe_model_without_files_gets_its_reason(name):
+    with pytest.raises(SourceError, match=re.escape(UNWRITTEN[name])) as refused:
+        family_of({"architectures": [name]}, Path("it"))
+    assert "quantise it in another format" in str(refused.value)
 
 
 def test_a_family_without_a_record_has_the_usual_names():

