@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.dispatch import prediction
-from quantkit.dispatch.layers import Checkpoint as Seen
-from quantkit.dispatch.layers import of as seen_of
+from quantkit.dispatch.layers import Checkpoint
+from quantkit.dispatch.layers import of as checkpoint_of
 from quantkit.dispatch.rules import ARGUMENT_KEYS, ARGUMENT_VALUES, NEWEST
 from quantkit.dispatch.schemes import Judged, Unsupported
 from quantkit.errors import CheckpointError
@@ -82,12 +82,12 @@ class _Work:
         assert isinstance(found, dict)
         return found
 
-    def seen(self) -> Seen:
-        return seen_of(self.config, self.stored, "")
+    def checkpoint(self) -> Checkpoint:
+        return checkpoint_of(self.config, self.stored, "")
 
     @property
     def dialect(self) -> Dialect:
-        return DIALECTS[self.seen().method]
+        return DIALECTS[self.checkpoint().method]
 
 
 def repair(
@@ -107,7 +107,7 @@ def repair(
         )
     config = read_config(path)
     work = _Work(config, read_tensors(path))
-    method = work.seen().method
+    method = work.checkpoint().method
     if not method:
         raise CheckpointError(f"{path} is not quantised: there is nothing to repair")
     if to != method:
@@ -194,11 +194,11 @@ def _plain_index(n: int, size: int) -> "torch.Tensor":
 
 def _groups(work: _Work) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Quantised layers, and the quantisation arguments of their weights."""
-    seen = work.seen()
+    checkpoint = work.checkpoint()
     if not work.dialect.spells_out:
         return
     declares = declared.of(work.config, "the checkpoint")
-    for name, layer in seen.linears.items():
+    for name, layer in checkpoint.linears.items():
         part = declares.part(name) if layer.is_quantized else None
         if part is not None:
             yield name, {"bits": part.weights.num_bits, "size": part.weights.group_size,
@@ -260,8 +260,8 @@ def _shapes(work: _Work) -> None:
 
 def _strays(work: _Work) -> None:
     """Drop tensors that belong to no layer, on which engines stop."""
-    seen = work.seen()
-    modules = {name for name, layer in seen.layers.items() if layer.is_quantized}
+    checkpoint = work.checkpoint()
+    modules = {name for name, layer in checkpoint.layers.items() if layer.is_quantized}
     for name in list(work.stored):
         module, _, last = name.rpartition(".")
         beside = last.startswith(("weight_scale", "weight_zero", "weight_shape", "weight_global"))
@@ -282,9 +282,9 @@ def _scales(work: _Work, allow_rounding: bool) -> None:
 
     Exact if the ratio is a power of two and no group scale leaves E4M3's range.
     """
-    seen = work.seen()
+    checkpoint = work.checkpoint()
     for kind in ("weight_global_scale", "weight_scale_2"):
-        for whole, shards in seen.fused:
+        for whole, shards in checkpoint.fused:
             names = [f"{shard}.{kind}" for shard in shards]
             if any(name not in work.stored for name in names):
                 continue
@@ -329,14 +329,14 @@ def _rescale(
 
 def _ignore(work: _Work) -> None:
     """Rewrite entries to vLLM's names, and add every layer that is stored in 16 bits."""
-    seen, section = work.seen(), work.section
+    checkpoint, section = work.checkpoint(), work.section
     if not (keys := work.dialect.ignore_keys):
         return
     key = next((key for key in keys if section.get(key)), keys[0])
-    judged = Judged(seen, NEWEST)
+    judged = Judged(checkpoint, NEWEST)
     names = list(section.get(key) or [])
     entries = {mapped: entry for entry, mapped in judged.ignore}
-    inside = {seen.inside(name) for name in seen.layers}
+    inside = {checkpoint.inside(name) for name in checkpoint.layers}
     for mapped, entry in entries.items():
         if any(judged.ignores(mapped, name) for name in inside):
             continue
@@ -348,7 +348,7 @@ def _ignore(work: _Work) -> None:
     except Unsupported:
         return
     tied = bool(work.config.get("tie_word_embeddings"))
-    for name, layer in seen.linears.items():
+    for name, layer in checkpoint.linears.items():
         is_head = name.rpartition(".")[2] == "lm_head"
         if layer.is_quantized or schemes[name] is None or (tied and is_head):
             continue

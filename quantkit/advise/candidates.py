@@ -1,7 +1,7 @@
 """Every format of a model on one kind of GPU: does it serve, how fast, how well, at what cost."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from quantkit.advise import (
@@ -29,6 +29,7 @@ from quantkit.advise.speed import Load, Span, Speed
 from quantkit.advise.split import ANY, ONE, Split, SplitConstraint
 from quantkit.advise.work import Work
 from quantkit.errors import AdviceError, QuantkitError
+from quantkit.families import MXFP4_EXPERTS
 from quantkit.hardware.gpus import GPU
 from quantkit.hardware.support import Support, runs
 from quantkit.model.architecture import EXPERT
@@ -44,10 +45,17 @@ ALONE = ("apple", "cpu")
 BOARDS = ("Jetson", "Ryzen")
 """Devices that are complete computers, and cannot either."""
 NO_QUALITY = "no quality data: no report of this model, and no published figure"
+NO_SCALES = "no layer of this model caches keys and values in a form that has scales"
 UNUSUAL = 1.2
 """Factor by which another split must beat tensor parallel over all GPUs: how busy a pipeline is
 depends on arrival times, which no estimate knows.
 """
+
+
+def considered(shape: ModelShape, scored: Iterable[str] = ()) -> tuple[Format, ...]:
+    """All formats to choose from for a model, also those that were scored in a report of it."""
+    own = (formats.MXFP4_FILE,) if shape.is_published_in_mxfp4 else ()
+    return formats.considered((*scored, *own), parallel.n_experts(shape) > 0)
 
 
 class Catalogue:
@@ -56,13 +64,15 @@ class Catalogue:
     def __init__(self, shape: ModelShape, among: tuple[Format, ...] | None = None) -> None:
         self.shape = shape
         if among is None:
-            among = formats.considered(is_moe=parallel.n_experts(shape) > 0)
+            among = considered(shape)
         self.formats = among
         self._works: dict[str, Work | str] = {}
         self._cases: dict[tuple[str, str, Split], speeds.Case] = {}
 
     def work(self, format: Format) -> Work | str:
         """The work of a format, or why the model does not come in it."""
+        if format.has_fp8_cache and not self.shape.has_cache_scales:
+            return NO_SCALES
         name = format.base  # two scales per layer make no measurable difference
         if name not in self._works:
             try:
@@ -419,13 +429,13 @@ def published_bytes(question: Question, gpu: GPU) -> int | None:
     None where it does not fit.
     """
     model = question.catalogue.shape
-    if model.config.get("model_type") != "gpt_oss":
+    if model.config.get("model_type") not in MXFP4_EXPERTS:
         return None
-    if "published" not in model.made:  # tens of thousands of tensors
+    if "published" not in model.cache:  # tens of thousands of tensors
         linears = (t for t in model.tensors if t.is_linear and EXPERT.search(t.name))
         experts = sum(tensor.n_elements for tensor in linears)
-        model.made["published"] = model.size_bytes - 2 * experts + experts * MXFP4_BITS // 800
-    size: int = model.made["published"]
+        model.cache["published"] = model.size_bytes - 2 * experts + experts * MXFP4_BITS // 800
+    size: int = model.cache["published"]
     room = question.count * int(utilisation(question, gpu) * gpu.usable_bytes)
     return size if size <= room else None
 

@@ -25,6 +25,10 @@ FILES = (
 )  # fmt: skip
 
 
+MXFP4_FILE = "gguf-mxfp4_moe"
+"""Only for models whose experts were published in MXFP4, which it keeps: for others there is no
+figure of what rounding to it costs.
+"""
 NUMBER = re.compile(r"\d+")
 """In the name of a GGUF type: the bits of its weights."""
 

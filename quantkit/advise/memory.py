@@ -262,12 +262,12 @@ def user_bytes(
 ) -> list[int]:
     """Keys and values of one user on a GPU of each stage; for llama.cpp, on the fullest."""
     key = "kv", tokens, split.tensor, split.pipeline, by_layers
-    if key not in shape.made:
+    if key not in shape.cache:
         sizes = [layer.values(tokens) for layer in kv.layers(shape.config, split.tensor)]
         rows = stages(int(shape.config["num_hidden_layers"]), split.pipeline)
-        shape.made[key] = (
+        shape.cache[key] = (
             [parallel.fullest(sizes, split.pipeline)]
             if by_layers
             else [sum(sizes[row.start : row.stop]) for row in rows]
         )
-    return [values * kv_bits // 8 for values in shape.made[key]]
+    return [values * kv_bits // 8 for values in shape.cache[key]]

@@ -158,7 +158,7 @@ def _facts(chosen: Candidate) -> list[Fact]:
             shown.append(Fact(words.span_of_seconds(speed.first_token), "to the first token"))
     if fit is not None:
         shown.append(Fact(f"{fit.users:,}", "users fit"))
-    shown.append(Fact(words.kept(chosen), "of the quality kept"))
+    shown.append(Fact(words.quality_kept(chosen), "of the quality kept"))
     if chosen.cost is not None:
         shown.append(Fact(words.span(chosen.cost), "per million tokens"))
     return shown
@@ -215,7 +215,7 @@ def _figures(candidate: Candidate, beside: Sequence[str] = ()) -> list[Cell | st
     cells.append(Cell(UNKNOWN if first is None else words.seconds(first), first))
     for rate in (speed.each.typical, speed.total.typical) if speed else (None, None):
         cells.append(Cell(UNKNOWN if rate is None else words.number(rate), rate))
-    cells.append(Cell(words.kept(candidate), quality.recovery if quality else None))
+    cells.append(Cell(words.quality_kept(candidate), quality.recovery if quality else None))
     return cells
 
 
@@ -283,7 +283,7 @@ def _assumed(found: Sequence[Recommendation]) -> list[str | Markup]:
 
 def _quality_sources(found: Recommendation) -> dict[str, str]:
     qualities = {
-        c.format.name: f"{words.kept(c)}: {c.quality.basis}{_from(c.quality.source)}"
+        c.format.name: f"{words.quality_kept(c)}: {c.quality.basis}{_from(c.quality.source)}"
         for c in found.candidates
         if c.quality is not None and c.quality.source and not c.format.has_fp8_cache
     }

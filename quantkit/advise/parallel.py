@@ -38,11 +38,11 @@ def usual(recipe: AnyRecipe | None, n_gpus: int) -> Split:
 
 def n_experts(shape: ModelShape) -> int:
     """Experts that each token chooses from; 0 in a dense model."""
-    if "experts" not in shape.made:
+    if "experts" not in shape.cache:
         has_any = any(EXPERT.search(tensor.name) for tensor in shape.thin[0].tensors)
         known = (shape.config.get(key) for key in EXPERTS)
-        shape.made["experts"] = int(next(filter(None, known), 0)) if has_any else 0
-    return int(shape.made["experts"])
+        shape.cache["experts"] = int(next(filter(None, known), 0)) if has_any else 0
+    return int(shape.cache["experts"])
 
 
 def bytes_per_gpu(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> int:
@@ -53,9 +53,9 @@ def bytes_per_gpu(shape: ModelShape, recipe: AnyRecipe | None, n_gpus: int) -> i
 def stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> list[int]:
     """Bytes of weights on the fullest GPU of each stage; for llama.cpp, on the fullest alone."""
     key = "bytes", weights.digest(shape, recipe), split
-    if key not in shape.made:
-        shape.made[key] = _stage_bytes(shape, recipe, split)
-    return list(shape.made[key])
+    if key not in shape.cache:
+        shape.cache[key] = _stage_bytes(shape, recipe, split)
+    return list(shape.cache[key])
 
 
 def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> list[int]:
@@ -94,10 +94,10 @@ def _stage_bytes(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> l
 def _layers_of_stages(shape: ModelShape, layers: "Layers", n_stages: int) -> Mapping[int, int]:
     """How many of these layers each stage has."""
     key = "stages", layers, n_stages
-    if key not in shape.made:
+    if key not in shape.cache:
         stage_of = stage_of_layers(shape.config["num_hidden_layers"], n_stages)
-        shape.made[key] = Counter(stage_of.get(layer, -1) for layer in layers)
-    found: Counter[int] = shape.made[key]
+        shape.cache[key] = Counter(stage_of.get(layer, -1) for layer in layers)
+    found: Counter[int] = shape.cache[key]
     return found
 
 
@@ -110,17 +110,17 @@ def _kinds_of_tensors(shape: ModelShape, recipe: Recipe | None) -> Kinds:
     those layers and its count in each.
     """
     key = "tensors", weights.digest(shape, recipe)
-    if key not in shape.made:
+    if key not in shape.cache:
         sample = weights.sample_of(shape, recipe)
         plan = None if recipe is None else weights.plan(shape, recipe)
         specs = sample.shape.stored if plan is None else plan.specs
         if recipe is not None and plan is not None and plan.kv_scales:  # sorted after all others
             outside, alike = _kinds_of_tensors(shape, weights.without_cache(shape, recipe))
             more, other = _sorted_out(sample, specs[-len(plan.kv_scales) :])
-            shape.made[key] = [*outside, *more], [*alike, *other]
+            shape.cache[key] = [*outside, *more], [*alike, *other]
         else:
-            shape.made[key] = _sorted_out(sample, specs)
-    found: Kinds = shape.made[key]
+            shape.cache[key] = _sorted_out(sample, specs)
+    found: Kinds = shape.cache[key]
     return found
 
 
@@ -165,13 +165,13 @@ def _by_layers(shape: ModelShape, recipe: GGUFRecipe) -> tuple[list[int], int]:
     """Bytes of each layer, and of everything outside layers, which some GPU has to hold."""
     sizes = weights.gguf_tensors(shape, recipe)
     key = "layers", weights.digest(shape, recipe)
-    if key not in shape.made:
+    if key not in shape.cache:
         layers = [0] * int(shape.config["num_hidden_layers"])
         for name, size in sizes.items():
             if (layer := layer_of(name)) is not None:
                 layers[layer] += size
-        shape.made[key] = layers, sum(sizes.values()) - sum(layers)
-    found: tuple[list[int], int] = shape.made[key]
+        shape.cache[key] = layers, sum(sizes.values()) - sum(layers)
+    found: tuple[list[int], int] = shape.cache[key]
     return found
 
 
@@ -196,9 +196,9 @@ def obstacle(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> str:
         return f"{n_layers} layers are fewer than {split.pipeline} GPUs"
     tensor, whole = split.tensor, split.has_whole_experts
     key = "obstacle", weights.digest(shape, recipe), tensor, whole
-    if key not in shape.made:
-        shape.made[key] = _obstacle(shape, recipe, Split(tensor, has_whole_experts=whole))
-    return str(shape.made[key])
+    if key not in shape.cache:
+        shape.cache[key] = _obstacle(shape, recipe, Split(tensor, has_whole_experts=whole))
+    return str(shape.cache[key])
 
 
 def _obstacle(shape: ModelShape, recipe: AnyRecipe | None, split: Split) -> str:
@@ -261,14 +261,14 @@ def _tile_obstacle(shape: ModelShape, recipe: Recipe, split: Split) -> str:
 def _kinds(shape: ModelShape, recipe: Recipe) -> dict[tuple[str, bool, int, int], str]:
     """One representative per group of modules that are split alike: an MoE model has thousands."""
     key = "kinds", weights.digest(shape, recipe)
-    if key not in shape.made:
+    if key not in shape.cache:
         found: dict[tuple[str, bool, int, int], str] = {}
         for module, weight in weights.plan(shape, recipe).quantized.items():
             rows, columns = weight.shape
             is_expert = EXPERT.search(module) is not None
             found.setdefault((module.rpartition(".")[2], is_expert, rows, columns), module)
-        shape.made[key] = found
-    return dict(shape.made[key])
+        shape.cache[key] = found
+    return dict(shape.cache[key])
 
 
 def ways_to_share(
@@ -280,9 +280,9 @@ def ways_to_share(
     are included. Expert parallelism is used if experts cannot be split, or if it was requested.
     """
     key = "ways", weights.digest(shape, recipe), count, constraint
-    if key not in shape.made:
-        shape.made[key] = _ways(shape, recipe, count, constraint)
-    return list(shape.made[key])
+    if key not in shape.cache:
+        shape.cache[key] = _ways(shape, recipe, count, constraint)
+    return list(shape.cache[key])
 
 
 def _ways(

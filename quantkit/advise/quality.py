@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit import metrics
-from quantkit.advise.formats import Format
+from quantkit.advise.formats import MXFP4_FILE, Format
 from quantkit.advise.shape import ModelShape
 from quantkit.errors import AdviceError
 from quantkit.model.source import ModelSource
@@ -103,6 +103,8 @@ def of(format: Format, shape: ModelShape, measured: Mapping[str, Quality]) -> Qu
         return SAME
     if found := measured.get(format.name):
         return found
+    if format.name == MXFP4_FILE and shape.is_published_in_mxfp4:
+        return _of_the_rest("gguf-q8_0", shape.n_parameters)
     weights = measured.get(format.base) or _prior(format.quality_class, shape.n_parameters)
     if weights is None or not format.has_fp8_cache:
         return weights
@@ -116,6 +118,14 @@ def of(format: Format, shape: ModelShape, measured: Mapping[str, Quality]) -> Qu
         weights.source,
         cache_only,
     )
+
+
+def _of_the_rest(name: str, n_parameters: int) -> Quality | None:
+    """Of a file that keeps experts as they were published, and has the rest in a format."""
+    rest = _prior(name, n_parameters)
+    if rest is None:
+        return None
+    return replace(rest, basis=f"experts as published, the rest as {name}, of which {rest.basis}")
 
 
 @cache

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from quantkit.advise import formats, parallel, shape, words
-from quantkit.advise.candidates import Catalogue, Question
+from quantkit.advise import shape, words
+from quantkit.advise.candidates import Catalogue, Question, considered
 from quantkit.advise.recommendation import recommend
 from quantkit.errors import AdviceError, HardwareError
 from quantkit.hardware import gpus
@@ -26,8 +26,7 @@ def choose(model: str, place: Place) -> RecipeChoice:
     of_model = shape.of(model)
     if of_model.assumed:
         raise AdviceError(f"{model} is only a size, with nothing to quantise; name a model")
-    every = formats.considered(is_moe=parallel.n_experts(of_model) > 0)
-    among = tuple(format for format in every if not format.is_whole)
+    among = tuple(format for format in considered(of_model) if not format.is_whole)
     tokens = min(8192, context_of(of_model.config)) if place.context is None else place.context
     found = recommend(
         Question(Catalogue(of_model, among), context=tokens, users=place.users, count=place.count),

@@ -6,7 +6,7 @@ blocks that do not divide fused layers, sizes that no kernel supports.
 
 from typing import Any
 
-from quantkit import formats
+from quantkit import families, formats
 from quantkit.advise import parallel, weights
 from quantkit.advise.shape import ModelShape, at_block
 from quantkit.dispatch import prediction
@@ -24,15 +24,18 @@ UNSERVED = ("gpt-oss-experts",)
 
 def refusal(shape: ModelShape, recipe: AnyRecipe | None, gpu: GPU) -> str | None:
     """Why quantkit or vLLM would refuse it on a GPU; None if it loads, or if that is unknown."""
+    is_other = isinstance(recipe, Recipe) and gpu.capability is None
+    if is_other and families.experts_note(shape.config):
+        return "vLLM reads the experts of this family in MXFP4 or in 16 bits only"
     if isinstance(recipe, Recipe) and gpu.vendor == "cpu" and parallel.n_experts(shape):
         is_fp8 = support.format_of(recipe).startswith("fp8")
         return "vLLM's kernels for FP8 experts on CPUs need AMX" if is_fp8 else None
     if not isinstance(recipe, Recipe) or gpu.capability is None:
         return None
     key = f"refusal {weights.digest(shape, recipe)} {gpu.capability}"
-    if key not in shape.made:
-        shape.made[key] = _refusal(shape, recipe, gpu)
-    found: str | None = shape.made[key]
+    if key not in shape.cache:
+        shape.cache[key] = _refusal(shape, recipe, gpu)
+    found: str | None = shape.cache[key]
     return found
 
 
@@ -54,17 +57,17 @@ def _refusal(shape: ModelShape, recipe: Recipe, gpu: GPU) -> str | None:
 def _to_be(shape: ModelShape, recipe: Recipe) -> tuple[dict[str, Any], list[TensorSpec]]:
     """What vLLM would read on any GPU: the config, and the layers' tensors."""
     key = "to be", weights.digest(shape, recipe)
-    if key not in shape.made:
+    if key not in shape.cache:
         plan = weights.plan(shape, recipe)
         config = {**shape.config, "quantization_config": formats.config(plan.recipe, plan.ignore)}
         # An FP8 cache adds no tensor to a layer: both plans share one dict.
         layers = "unlike", id(plan.quantized)
-        if layers not in shape.made:
+        if layers not in shape.cache:
             linears = {*plan.quantized, *plan.ignored}
             specs = [spec for spec in plan.specs if spec.name.rpartition(".")[0] in linears]
-            shape.made[layers] = _unlike(specs)
-        shape.made[key] = config, shape.made[layers]
-    found: tuple[dict[str, Any], list[TensorSpec]] = shape.made[key]
+            shape.cache[layers] = _unlike(specs)
+        shape.cache[key] = config, shape.cache[layers]
+    found: tuple[dict[str, Any], list[TensorSpec]] = shape.cache[key]
     return found
 
 

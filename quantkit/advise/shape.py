@@ -23,7 +23,7 @@ from typing import Any, overload
 from quantkit import resources
 from quantkit.advise import families, sizes
 from quantkit.errors import SourceError, near_matches
-from quantkit.families import geometry, rows_by_head
+from quantkit.families import MXFP4_EXPERTS, geometry, rows_by_head
 from quantkit.home import expanded
 from quantkit.model import fused
 from quantkit.model.architecture import (
@@ -172,6 +172,16 @@ class ModelShape:
         """Its name, plus the stand-in if only a size was given."""
         return f"{self.label} ({self.note})" if self.assumed else self.label
 
+    @property
+    def has_cache_scales(self) -> bool:
+        """Whether any layer caches keys and values in a form that has scales."""
+        return bool(self._attentions)
+
+    @property
+    def is_published_in_mxfp4(self) -> bool:
+        """Whether its experts are in MXFP4 to begin with; a folder in 16 bits may hold others."""
+        return self.assumed and self.config.get("model_type") in MXFP4_EXPERTS
+
     @cached_property
     def n_parameters(self) -> int:
         """Weights of the model, tied ones counted once."""
@@ -193,7 +203,7 @@ class ModelShape:
         return list(self.tensors)
 
     @cached_property
-    def made(self) -> dict[Hashable, Any]:
+    def cache(self) -> dict[Hashable, Any]:
         """Cache of derived results, by what they depend on."""
         return {}
 

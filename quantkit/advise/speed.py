@@ -135,7 +135,7 @@ class Case:
     @cached_property
     def layers(self) -> list[tuple[kv.Layer, int]]:
         """Cache layers on each GPU, and how many are alike."""
-        made, key = self.shape.made, ("layers", self.shared)
+        made, key = self.shape.cache, ("layers", self.shared)
         if key not in made:
             made[key] = list(Counter(kv.layers(self.shape.config, self.shared)).items())
         return list(made[key])

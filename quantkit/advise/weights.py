@@ -49,7 +49,7 @@ def digest(shape: ModelShape, recipe: AnyRecipe | None) -> str:
     """Cache key of a recipe: its digest, which is slow to compute."""
     if recipe is None:
         return ""
-    place, made = ("digest", id(recipe)), shape.made
+    place, made = ("digest", id(recipe)), shape.cache
     if place not in made:
         made[place] = recipe, recipe.digest  # keeps the recipe alive, so that its id is not reused
     found: str = made[place][1]
@@ -59,31 +59,31 @@ def digest(shape: ModelShape, recipe: AnyRecipe | None) -> str:
 def plan(shape: ModelShape, recipe: Recipe) -> planning.Plan:
     """The checkpoint's plan, computed once, with one of all experts and blocks that are alike."""
     key = digest(shape, recipe)
-    if key not in shape.made:
+    if key not in shape.cache:
         thin = sample_of(shape, recipe).shape
         if recipe.kv_cache is None:
             made = planning.make(thin.architecture, thin.stored, recipe)
         else:
             plain = plan(shape, without_cache(shape, recipe))
             made = planning.with_cache(plain, recipe, thin.architecture, thin.stored)
-        shape.made[key] = made
-    found: planning.Plan = shape.made[key]
+        shape.cache[key] = made
+    found: planning.Plan = shape.cache[key]
     return found
 
 
 def without_cache(shape: ModelShape, recipe: Recipe) -> Recipe:
     """The recipe without its FP8 cache; the same object each time."""
     key = "plain", digest(shape, recipe)
-    if key not in shape.made:
-        shape.made[key] = recipe.model_copy(update={"kv_cache": None})
-    found: Recipe = shape.made[key]
+    if key not in shape.cache:
+        shape.cache[key] = recipe.model_copy(update={"kv_cache": None})
+    found: Recipe = shape.cache[key]
     return found
 
 
 def remember(shape: ModelShape, recipe: GGUFRecipe, sizes: dict[str, int]) -> None:
     """Store the sizes of an existing file, in place of those that the recipe would give."""
     for has_importance in (False, True):
-        shape.made[digest(shape, recipe), has_importance] = sizes
+        shape.cache[digest(shape, recipe), has_importance] = sizes
 
 
 def gguf_tensors(
@@ -94,9 +94,9 @@ def gguf_tensors(
     from quantkit.gguf.tensors import size_bytes
 
     key = digest(shape, recipe), has_importance
-    if key not in shape.made:
+    if key not in shape.cache:
         tensors, metadata = shape.gguf
         choices = mixture.choose(recipe.gguf, tensors, metadata, has_importance, recipe.tensors)
-        shape.made[key] = {name: size_bytes(size, choices[name].kind) for name, size in tensors}
-    found: Mapping[str, int] = shape.made[key]
+        shape.cache[key] = {name: size_bytes(size, choices[name].kind) for name, size in tensors}
+    found: Mapping[str, int] = shape.cache[key]
     return found

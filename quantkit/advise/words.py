@@ -54,7 +54,7 @@ def span_of_seconds(found: Span) -> str:
     return f"{low.split()[0] if same else low}-{high}"
 
 
-def kept(candidate: Candidate) -> str:
+def quality_kept(candidate: Candidate) -> str:
     """The quality, marked if it is a prior."""
     if candidate.quality is None:
         return "?"
@@ -130,7 +130,7 @@ def figure(candidate: Candidate, objective: str) -> str:
     if objective == "throughput":
         return f"{span(speed.total)} output tokens/s with {users(load.users)}"
     if objective == "quality":
-        return f"{kept(candidate)} of the quality"
+        return f"{quality_kept(candidate)} of the quality"
     return f"a whole answer in {span_of_seconds(speed.answer)} with {users(load.users)}"
 
 
@@ -150,11 +150,18 @@ def meaning(objective: str, count: int) -> str:
 def star(objective: str) -> str:
     """What the star in a table of figures means, and why it need not be at the best of them."""
     if objective == "quality":
-        return "* marks the choice"
-    text = f"* marks the choice; of figures within {TIE:.0%} of the best, quality decides"
+        return "* is the choice."
+    text = f"* is the choice: within {TIE:.0%} of the best, the format that keeps most quality."
     if objective == "memory":
         return text
-    return f"{text}; llama.cpp must beat vLLM by {HANDICAP - 1:.0%} (on CPUs the reverse)"
+    return (
+        f"{text} llama.cpp is chosen over vLLM if it is {HANDICAP - 1:.0%} better "
+        "(on CPUs the reverse)."
+    )
+
+
+EMPTY = "Empty: it does not run or fit there, or keeps too little quality."
+"""What an empty cell in a table of figures means."""
 
 
 UNITS = {
@@ -168,7 +175,7 @@ def short_figure(candidate: Candidate, objective: str) -> str:
     """The same as a number alone, typical; see `meaning`."""
     speed = candidate.speed
     if objective == "quality":
-        return kept(candidate)
+        return quality_kept(candidate)
     if objective == "memory" or speed is None:
         return f"{candidate.needed_bytes / (1 << 30):.1f}"
     return number(speed.total.typical if objective == "throughput" else speed.answer.typical)
@@ -189,7 +196,7 @@ def lack(candidate: Candidate) -> tuple[str, str]:
     """Why a format cannot be the answer, in short, and a figure."""
     fit = candidate.fit
     if candidate.lacks == "quality" and candidate.quality is not None:
-        return "keeps less quality than asked for", kept(candidate)
+        return "keeps less quality than required", quality_kept(candidate)
     if candidate.lacks == "memory" and fit is not None:
         if fit.users:
             return f"room for fewer than {users(candidate.load.users)}", f"{fit.users:,}"
@@ -253,7 +260,7 @@ def against(second: Candidate, chosen: Candidate, question: Question) -> str:
     if question.objective != "quality" and second.quality and chosen.quality:
         gap = kept_step(second) - kept_step(chosen)
         if gap:
-            text += f"; keeps {'more' if gap > 0 else 'less'} quality, {kept(second)}"
+            text += f"; keeps {'more' if gap > 0 else 'less'} quality, {quality_kept(second)}"
     if question.qualities and _is_prior(second) and not _is_prior(chosen):
         text += "; not in the report"
     if second.format.engine != chosen.format.engine:

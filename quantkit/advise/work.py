@@ -93,7 +93,7 @@ def _multiplied(shape: ModelShape, recipe: Recipe | None) -> list[tuple[str, tup
     """
     sample = weights.sample_of(shape, recipe)
     key = "multiplied", id(sample.shape)
-    if key not in shape.made:
+    if key not in shape.cache:
         is_moe = _first(shape, EXPERTS) > 1
         found = [
             (
@@ -106,8 +106,8 @@ def _multiplied(shape: ModelShape, recipe: Recipe | None) -> list[tuple[str, tup
             for t in sample.shape.tensors
             if t.is_linear and t.name != shape.head
         ]
-        shape.made[key] = sample, found  # keeps the sample alive, so that its id is not reused
-    known: list[tuple[str, tuple[int, bool]]] = shape.made[key][1]
+        shape.cache[key] = sample, found  # keeps the sample alive, so that its id is not reused
+    known: list[tuple[str, tuple[int, bool]]] = shape.cache[key][1]
     return known
 
 

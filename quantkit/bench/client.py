@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from quantkit.bench import request as kinds
-from quantkit.bench.connection import Address, Cut, Response, asked, get
+from quantkit.bench.connection import Address, Cut, Response, get, send
 from quantkit.bench.request import Answer, Failure, Request
 from quantkit.errors import EngineError
 from quantkit.parsing import parse_json
@@ -38,7 +38,7 @@ class Client:
         try:
             async with (
                 asyncio.timeout(self._timeout_s),
-                asked(
+                send(
                     self.address, "POST", "/v1/completions", self._body(request), self._api_key
                 ) as response,
             ):

@@ -77,7 +77,7 @@ class Response:
 
 
 @asynccontextmanager
-async def asked(
+async def send(
     address: Address, method: str, path: str, body: Any = None, api_key: str | None = None
 ) -> AsyncIterator[Response]:
     """Send a request; the connection is closed on exit, whatever was read by then."""
@@ -135,6 +135,6 @@ async def get(
     """Status and body of a small response."""
     async with (
         asyncio.timeout(timeout_s),
-        asked(address, "GET", path, api_key=api_key) as response,
+        send(address, "GET", path, api_key=api_key) as response,
     ):
         return response.status, await response.read()

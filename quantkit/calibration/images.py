@@ -8,6 +8,7 @@ import base64
 import binascii
 import hashlib
 import io
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,10 @@ IDS = ("input_ids", "attention_mask")
 """Processor outputs other than those of images."""
 TYPES = ("token_type_ids", "mm_token_type_ids")
 """Model arguments that mark which tokens stand for images."""
+
+
+LACKING = re.compile(r"requires the (\w+) library")
+"""In transformers' words for a missing package."""
 
 
 class Unusable(DataError):
@@ -106,6 +111,9 @@ class Vision:
                 made.require_images()
         except Exception as error:  # untrusted files, or missing packages
             reason = " ".join(str(error).split())[:160] or type(error).__name__
+            if package := LACKING.search(reason):
+                name = package[1].lower()
+                reason = f"it needs {name}, which is not installed: pip install {name}"
             raise Unusable(f"the model's processor cannot be loaded: {reason}") from error
         return made
 

@@ -18,7 +18,10 @@ def warnings(found: CalibrationSet) -> list[str]:
         *_rows(manifest),
     ]
     for name in worse_than_random(manifest):
-        weaknesses.append(f"{NAMES[name]} is not better than in random draws")
+        chosen, drawn = (getattr(one, name) for one in (manifest.figures, manifest.random))
+        weaknesses.append(
+            f"{NAMES[name]} is not better than in random draws ({chosen:.4f} against {drawn:.4f})"
+        )
     return weaknesses
 
 
@@ -53,7 +56,7 @@ def unusual_size(n_samples: int) -> str | None:
     few, many = USUAL_SAMPLES
     usual = f"{few} to {many} are usual"
     if n_samples < few:
-        return f"{n_samples} samples are few, so that results depend on which they are; {usual}"
+        return f"{n_samples} samples are few: results depend on which ones were chosen; {usual}"
     if n_samples > many:
         return f"{n_samples:,} samples are many: they take longer and gain little; {usual}"
     return None

@@ -32,7 +32,8 @@ def load(
     """Tokens of a finished set, or of one built now from a set's file or from data."""
     if length is not None and length > model.context:
         raise DataError(
-            f"samples of {length} tokens are longer than the model's context, {model.context}"
+            f"samples of {length:,} tokens are longer than the model's context of "
+            f"{model.context:,}; give a smaller --length"
         )
     folder = expanded(name)
     if folder.is_dir() and calibration_set.is_set(folder):
@@ -87,13 +88,13 @@ def part_of(
     n_samples, length = n_samples or have[0], length or have[1]
     if n_samples > have[0] or length > have[1]:
         raise DataError(
-            f"{tokens.name} has {have[0]} samples of {have[1]} tokens, {n_samples} of {length} "
-            "were asked for; build a larger set"
+            f"{tokens.name} has {have[0]:,} samples of {have[1]:,} tokens, but {n_samples:,} of "
+            f"{length:,} were requested; build a larger set"
         )
     if length > model.context:
         raise DataError(
-            f"{tokens.name} has samples of {have[1]} tokens, the model's context is "
-            f"{model.context}; give --length"
+            f"{tokens.name} has samples of {have[1]:,} tokens, but the model's context is "
+            f"{model.context:,}; give --length {model.context}"
         )
     if (n_samples, length) == tuple(have):
         return tokens

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.calibration.overlap.contamination import EvaluationText
-from quantkit.calibration.overlap.duplicates import Seen, prefix_of
+from quantkit.calibration.overlap.duplicates import DuplicateFinder, prefix_of
 from quantkit.calibration.reading import files, hub, python_text, recognise
 from quantkit.calibration.reading.files import Record, Trouble
 from quantkit.calibration.reading.record import SKIP
@@ -116,7 +116,9 @@ def gather(
     progress: Progress,
 ) -> list[GatheredSource]:
     """Read all sources; `characters` is how much of each is enough to select from."""
-    seen = None if spec.near_duplicates is None else Seen(spec.near_duplicates, spec.seed)
+    finder = (
+        None if spec.near_duplicates is None else DuplicateFinder(spec.near_duplicates, spec.seed)
+    )
     gathered = []
     for index, source in enumerate(spec.sources):
         name = source_name(source)
@@ -131,7 +133,7 @@ def gather(
                 digest.update(text.encode("utf-8", "surrogatepass"))
             for row in batch[:1]:
                 check(row)
-            keep = _distinct(batch, texts, seen, account)
+            keep = _distinct(batch, texts, finder, account)
             if evaluation is not None:
                 keep = _clean(keep, texts, batch, evaluation, account)
             for place in keep:
@@ -157,11 +159,13 @@ def _size_of(row: Row, text: str) -> int:
     return len(text) + images + beside
 
 
-def _distinct(batch: list[Row], texts: list[str], seen: Seen | None, account: Account) -> list[int]:
+def _distinct(
+    batch: list[Row], texts: list[str], finder: DuplicateFinder | None, account: Account
+) -> list[int]:
     """Indices of rows that are not near-duplicates of earlier ones."""
-    if seen is None:
+    if finder is None:
         return list(range(len(batch)))
-    first = seen.add(texts, [prefix_of(row) for row in batch])
+    first = finder.add(texts, [prefix_of(row) for row in batch])
     keep = []
     for place, earlier in enumerate(first.tolist()):
         if earlier < 0:

@@ -89,7 +89,7 @@ def _show(gpu: "GPU") -> None:
     known = [f for f in FIGURES if getattr(gpu, f) is not None]
     kept = f"; the driver keeps {gib(gpu.driver_bytes)}" if gpu.driver_bytes else ""
     rows = [(FIGURES[f], _shown(f, getattr(gpu, f)), gpu.rests_on(f)) for f in known]
-    rows.append(("to plan with", gib(gpu.usable_bytes), f"what programs see{kept}"))
+    rows.append(("usable memory", gib(gpu.usable_bytes), f"visible to programs{kept}"))
     console.print_table(("figure", "value", "source"), rows, words=(0, 2))
     console.say(UNITS)
     for engine in ENGINES:
@@ -114,11 +114,13 @@ def _formats(gpu: "GPU", engine: str) -> list[tuple[str, str]]:
             refused.setdefault(reason, []).append(format)
         else:
             lines.append((format, f"{how}: {reason}"))
-    return lines + [("no", f"{', '.join(names)}: {reason}") for reason, names in refused.items()]
+    return lines + [
+        ("not run", f"{', '.join(names)}: {reason}") for reason, names in refused.items()
+    ]
 
 
 def _source(source: "Source") -> str:
-    kind = f"{source.kind}, read in a copy" if source.copied else source.kind
+    kind = f"{source.kind} (archived copy)" if source.copied else source.kind
     note = f" ({source.note})" if source.note else ""
     labels = (FIGURES.get(figure, figure).partition(",")[0] for figure in source.gives)
     given = ", ".join(dict.fromkeys(labels))

@@ -42,7 +42,7 @@ SPARE_BYTES = 4 << 20
 """Enough to report that memory has run out."""
 
 
-def made(names: Iterable[str] = COMMANDS) -> typer.Typer:
+def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     """The app with these commands: running one need not import the others."""
     app = typer.Typer(
         name="quantkit",
@@ -90,7 +90,7 @@ def _spare_memory() -> Iterator[None]:
 
 def __getattr__(name: str) -> Any:
     if name == "app":
-        return made()
+        return build_app()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -138,7 +138,7 @@ def _answered(given: list[str]) -> int:
     threads.settle()
     try:
         with _spare_memory():
-            app = made(given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS)
+            app = build_app(given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS)
             result = app(given, standalone_mode=False, prog_name="quantkit")
         if result == EXIT_INTERRUPTED:  # Typer's own exit on Ctrl-C
             return _interrupted("finished work is kept; run the same command again to resume")

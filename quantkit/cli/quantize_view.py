@@ -69,7 +69,7 @@ def _show_made(checkpoints: "list[Checkpoint]") -> None:
 
 def _worst(checkpoint: "Checkpoint") -> str:
     errors = [layer.relative_error for layer in checkpoint.manifest.layers.values()]
-    return f"{max(errors):.4f}" if errors else ""  # some GGUF files are not quantised at all
+    return f"{max(errors):.1%}" if errors else ""  # some GGUF files are not quantised at all
 
 
 def _show_worst(checkpoints: "list[Checkpoint]") -> None:

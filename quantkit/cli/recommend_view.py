@@ -119,11 +119,11 @@ def _answer(
         lines.append(("GPUs", shared))
     if quality is not None:
         kind = "published for other models" if quality.is_prior else "of this model"
-        lines.append(("quality", f"{words.kept(chosen)}, {kind}: {quality.basis}"))
+        lines.append(("quality", f"{words.quality_kept(chosen)}, {kind}: {quality.basis}"))
     if chosen.cost is not None:
         lines.append(("cost", words.cost(chosen)))
     if chosen.support.how == "emulated":
-        lines.append(("mind", chosen.support.reason))
+        lines.append(("emulated", chosen.support.reason))
     if found.runner_up is not None:
         lines.append(("runner-up", f"{found.runner_up.format.name}: {found.runner_up_reason}"))
     lines += [("changes it" if n == 0 else "", change) for n, change in enumerate(found.changes)]
@@ -139,7 +139,7 @@ def _refusal(found: "Recommendation") -> list[tuple[str, str]]:
     for n, remedy in enumerate(found.remedies, start=1):
         lines.append((f"way {n}", f"{remedy.says} ({remedy.change})"))
     if not found.remedies:
-        lines.append(("ways", "no single change helps: not context, users, GPUs nor format"))
+        lines.append(("ways", "no single change of context, users, GPUs or format helps"))
     return lines
 
 
@@ -147,14 +147,20 @@ def _row(candidate: "Candidate", beside: "Sequence[str]" = ()) -> list[str]:
     from quantkit.advise import words
 
     speed, fit = candidate.speed, candidate.fit
-    cells = [candidate.format.name, "", "", "", "", "", words.kept(candidate)]
+    cells = [candidate.format.name, "", "", "", "", "", words.quality_kept(candidate)]
     if fit is not None:
         held = [fit.model_bytes, *(fit.parts.get(name, 0) for name in beside)]
-        cells[1:3] = [*(f"{size / (1 << 30):.1f}" for size in held), f"{fit.users:,}"]
+        cells[1:3] = [*(_gib(size) for size in held), f"{fit.users:,}"]
     if speed is not None:
         first = "?" if speed.first_token is None else words.seconds(speed.first_token.typical)
         cells[-4:-1] = [first, words.number(speed.each.typical), words.number(speed.total.typical)]
     return cells if candidate.cost is None else [*cells, words.number(candidate.cost.typical)]
+
+
+def _gib(size: int) -> str:
+    """A number of GiB; of a small model it is not zero."""
+    found = size / (1 << 30)
+    return f"{found:.1f}" if found >= 0.1 else f"{found:.3f}"
 
 
 def _rest(candidates: "Sequence[Candidate]") -> list[tuple[str, str]]:
@@ -179,8 +185,7 @@ def show_models(answers: "Answers") -> None:
     question = found[0].question
     meaning = words.meaning(question.objective, question.count)
     console.say(
-        f"{len(found)} models on {words.on(found[0].gpu, question.count)}: {meaning}; "
-        f"{words.star(question.objective)}"
+        f"{len(found)} models on {words.on(found[0].gpu, question.count)}: {meaning}, by format"
     )
     named = [replace(one, gpu=replace(one.gpu, name=_label(one))) for one in found]
     _side_by_side_tables(named)
@@ -218,8 +223,9 @@ def show_many(found: "Sequence[Recommendation]", notes: "Sequence[str]" = ()) ->
     of_each = "" if question.count == 1 else f", {question.count} of each GPU"
     meaning = words.meaning(question.objective, question.count)
     if any(one.chosen for one in found):
-        console.say(f"{label}{of_each}: {meaning}; {words.star(question.objective)}")
+        console.say(f"{label}{of_each}: {meaning}, by format and GPU")
         _side_by_side_tables(found)
+        console.say("Name one GPU for the reasons, the runner-up and the serving command.")
     else:
         console.say(f"{label}{of_each}: no format fits on any of these GPUs")
     priced = [one for one in found if one.chosen is not None and one.chosen.cost is not None]
@@ -263,6 +269,7 @@ def show_choices(found: "Sequence[Recommendation]") -> None:
 
 
 def _side_by_side_tables(found: "Sequence[Recommendation]") -> None:
+    from quantkit.advise import words
     from quantkit.cli import console
 
     served = [one for one in found if one.chosen is not None]
@@ -283,6 +290,9 @@ def _side_by_side_tables(found: "Sequence[Recommendation]") -> None:
     for part in _side_by_side(columns, console.width() - max(map(len, kept), default=0)):
         headings, *rows = zip(["", *kept], *part, strict=True)
         console.print_table(headings, rows)
+    has_gaps = not all(all(column) for column in columns)
+    legend = words.star(found[0].question.objective)
+    console.say(f"{legend} {words.EMPTY}" if has_gaps else legend)
 
 
 def _side_by_side(columns: list[list[str]], width: int) -> list[list[list[str]]]:

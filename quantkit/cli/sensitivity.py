@@ -79,4 +79,8 @@ def _show(table: "Table", out: Path, as_json: bool) -> None:
     if as_json:
         console.print_json(table.to_json())
         return
-    console.say(f"{len(table.units)} units in {len(table.formats)} formats: {out}/sensitivity.html")
+    measured = (
+        f"{len(table.units)} units (layers that share a format) in {len(table.formats)} formats"
+    )
+    console.say(f"measured {measured}; see {out}/sensitivity.html")
+    console.say(f"quantize --bits BITS --sensitivity {out} chooses formats by this table")

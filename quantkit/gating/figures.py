@@ -89,7 +89,7 @@ def find(document: Document, asked: str) -> list[Figure]:
     return found
 
 
-def known(document: Document) -> set[str]:
+def known_names(document: Document) -> set[str]:
     """Every name that a policy may use for this report."""
     keys = _keys(document)
     named = {key.rpartition("/")[2] for key in keys}

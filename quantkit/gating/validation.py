@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from quantkit import metrics
 from quantkit.errors import PolicyError, ScoreError, UnknownName
-from quantkit.gating.figures import ACCURACY, SIZES, Figure, find, known
+from quantkit.gating.figures import ACCURACY, SIZES, Figure, find, known_names
 from quantkit.gating.policy import RELATIVE, Limit, Rule
 from quantkit.gating.text import plain
 from quantkit.report.document import Document
@@ -110,7 +110,7 @@ def _wrong_limits(figure: Figure, limit: Limit) -> list[str]:
 
 def _unknown(document: Document, asked: str) -> str:
     """Near matches, or a readable list of what there is."""
-    names = {plain(name) for name in known(document)}
+    names = {plain(name) for name in known_names(document)}
     if len(names) > MOST_NAMES and not difflib.get_close_matches(asked, names, cutoff=0.5):
         short = {metrics.PERPLEXITY, ACCURACY, *metrics.distances(), *SIZES}
         names = (short & names) | set(map(plain, document.baseline.settings.tasks))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from quantkit import metrics
+from quantkit.gating.figures import CALIBRATION, OUTLIER
 from quantkit.gating.text import plain
 from quantkit.gating.verdict import Answer, Check, Verdict
 
@@ -10,6 +11,12 @@ DECIMALS = {"max_increase_pct": 2, "max_drop": 2}
 MOST_DECIMALS = 15
 HUGE = 1e6  # digits of a broken model's figures mean nothing
 AGAINST = {"source": "the source", "earlier": "the earlier report"}
+MEANING = {
+    CALIBRATION: " (perplexity of the calibration tokens over that of the scored text; noise, or "
+    "tokens of another tokenizer, gives hundreds)",
+    OUTLIER: " (error of the worst layer over the median of its kind)",
+}
+"""What the figures about how a candidate was made stand for: no table of metrics has them."""
 
 
 def amount(check: Check) -> str:
@@ -44,26 +51,27 @@ def short_limit(check: Check) -> str:
 
 
 def interval(check: Check) -> str:
-    """Such as `-1.9 to +0.5`, in ascending order."""
+    """Such as `-1.9 to +0.5`, in ascending order; relative changes end in a percent sign."""
     if check.low is None or check.high is None:
         return ""
     ends = sorted((_sign(check) * check.low, _sign(check) * check.high))
     sign = "" if check.kind in ("max", "min") else "+"
-    return " to ".join(f"{end:{sign},.{DECIMALS.get(check.kind, 4)}f}" for end in ends)
+    unit = "%" if check.kind == "max_increase_pct" else ""
+    return " to ".join(f"{end:{sign},.{DECIMALS.get(check.kind, 4)}f}{unit}" for end in ends)
 
 
 def sentence(check: Check, needed_of: str = "", n: int | None = None) -> str:
     """What was found, how it came about, and how it compares with the limit."""
     name = plain(check.metric)
     if check.kind in ("max", "min"):
-        found = f"{name} is {amount(check)}"
+        found = f"{name} is {amount(check)}{MEANING.get(check.metric, '')}"
     else:
         way = "fell" if _falls(check) else "grew"
         size = _quantity(check, abs(check.amount or 0.0), unsigned=True)
         ends = f" ({_figure(check, check.before)} to {_figure(check, check.after)})"
         found = f"{name} {way} by {size} against {AGAINST[check.against]}{ends}"
         if not check.amount:
-            found = f"{name} is that of {AGAINST[check.against]}{ends}"
+            found = f"{name} is unchanged against {AGAINST[check.against]}{ends}"
     allowed = _allowed(check)
     if check.confidence is not None and check.low is not None:
         found += f", {100 * check.confidence:g}% interval {interval(check)}"
@@ -121,7 +129,7 @@ def _allowed(check: Check) -> str:
     bound = _quantity(check, check.bound or 0.0, shortest=True, unsigned=True)
     verb = "are" if bound.endswith("points") else "is"
     return (
-        f"the limit is at least {bound}"
+        f"at least {bound} is required"
         if check.kind == "min"
         else f"at most {bound} {verb} allowed"
     )

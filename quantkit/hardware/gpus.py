@@ -116,7 +116,7 @@ class GPU:
             return f"derived: {self.derived[figure]}"
         for source in self.sources:
             if figure in source.gives:
-                return f"{source.kind}, read in a copy" if source.copied else source.kind
+                return f"{source.kind} (archived copy)" if source.copied else source.kind
         return "unverified" if figure in self.unverified else "given by you"
 
 

@@ -15,7 +15,7 @@ import torch
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError
 from quantkit.gguf.layout import Layout
-from quantkit.gguf.tensors import EMBEDDING, HEAD
+from quantkit.gguf.tensors import HEAD
 from quantkit.methods.products import Halves, row_energies
 from quantkit.methods.statistics import Statistics
 from quantkit.mixed import gguf_candidates, rounding, units
@@ -242,7 +242,15 @@ def measure(
         KEPT_INPUTS if any(one.activations for one in candidates) else 0,
         probe=Probe(None if layout is None else _outer(job.calibration, layout)),
     )
-    wanted = Pass(job.source, [], job.calibration, job.device, progress=run.progress, watcher=watch)
+    wanted = Pass(
+        job.source,
+        [],
+        job.calibration,
+        job.device,
+        progress=run.progress,
+        watcher=watch,
+        shares_experts=job.shares_experts,
+    )
     quantize_blocks(wanted, "always" if job.on_host else run.offload)
     if watch.probe.is_lost:
         run.progress.note(
@@ -265,7 +273,8 @@ def measure(
 
 def _outer(calibration: CalibrationTokens, layout: Layout) -> Outer:
     """Embedding and head of a file."""
-    embedding, head = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
+    embedding = layout.family.embedding.removesuffix(".weight")
+    head = HEAD.removesuffix(".weight")
     has_head = head in gguf_candidates.tensors(layout)
     return Outer(calibration.longest_first().ids, embedding, head if has_head else embedding)
 

@@ -106,9 +106,7 @@ def recommend(
         what = f"the smallest ({size}) of {len(kept)} that stay within {limits}"
         if len(kept) == 1:
             what = f"the only one that stays within {limits} ({size})"
-        return Decision(
-            chosen.name, f"{what}, each with its whole 95% interval{besides}", not_judged
-        )
+        return Decision(chosen.name, f"{what}, by whole 95% intervals{besides}", not_judged)
     still_open = [c for c in candidates if not _is_beyond(verdicts[c.name])]
     if not still_open:
         best = min(candidates, key=lambda c: loss(c, metric))

@@ -1,16 +1,16 @@
 """Log-probabilities of many continuations, with as little computation as possible.
 
-Requests that differ only in their last token are one row. Rows with a long common prefix (the
-examples before a question, the four endings of a story) share it: its keys and values are computed
-once. Logits are computed only where needed, some positions at a time, so that a large vocabulary
-takes little memory.
+Requests that differ only in their last token are one row. Rows with a common prefix (the examples
+before a question, the four endings of a story) share it: its keys and values are computed once, for
+several prefixes of nearly one length at a time. Logits are computed only where needed, some
+positions at a time, so that a large vocabulary takes little memory.
 """
 
 import copy
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,8 @@ MOST_PADDING = 0.05
 CACHED_BYTES = {"cuda": 4 << 30, "cpu": 512 << 20}
 """Most memory for a batch's keys and values, including those of a shared prefix."""
 LOGITS_BYTES = {"cuda": 1 << 30, "cpu": 512 << 20}
-MIN_SHARED = 32
-"""Shorter prefixes are computed again: sharing has a cost."""
+MIN_SHARED = {"cuda": 32, "cpu": 8}
+"""Shorter prefixes are computed again: sharing has a cost, on a GPU that of another few kernels."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,44 @@ class _Row:
     tokens: tuple[int, ...]
     asked: list[int] = field(default_factory=list)
     n_scored: int = 0
+    prefix: int = 0
+    """Which of the prefixes that are computed together it begins with."""
+
+
+_Run = tuple[tuple[int, ...], list[_Row]]
+"""A prefix, and the rows that share it."""
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Prefixes of one length."""
+
+    length: int
+    """0 where rows share nothing."""
+    n: int
+    cache: Any
+    """Their keys and values."""
+
+    @property
+    def bytes_per_token(self) -> float:
+        layers = self.cache.layers
+        size = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+        return float(size / (self.n * self.length))
+
+    def of(self, rows: Sequence[_Row]) -> Any:
+        """Keys and values for a batch of rows."""
+        if not self.length:
+            return None
+        if self.n == 1:
+            cache = copy.deepcopy(self.cache)
+            cache.batch_repeat_interleave(len(rows))
+            return cache
+        cache = copy.copy(self.cache)
+        cache.layers = [copy.copy(layer) for layer in self.cache.layers]
+        wanted = torch.tensor([row.prefix for row in rows])
+        for layer in cache.layers:
+            layer.batch_select_indices(sent(wanted, layer.keys.device))
+        return cache
 
 
 class Answerer:
@@ -97,30 +135,53 @@ class Answerer:
         starts = [0]
         for request in requests:
             starts.append(starts[-1] + len(request.continuation))
-        for prefix, rows in _runs(_rows(requests, self._max_length)):
-            yield from self._run(prefix, rows, requests, starts, watcher)
+        kind = self.device.type
+        runs = _runs(_rows(requests, self._max_length), MIN_SHARED[kind])
+        several = kind == "cpu" and self._selects  # one prefix keeps a GPU busy
+        for together in _bundles(runs, ENOUGH_TOKENS[kind] if several else 0):
+            yield from self._run(together, requests, starts, watcher)
+
+    @cached_property
+    def _selects(self) -> bool:
+        """Whether rows of a batch can take the keys and values of different prefixes."""
+        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+        layers = DynamicCache(config=self._model.config).layers
+        known = (DynamicLayer, DynamicSlidingWindowLayer)
+        return bool(layers) and all(type(layer) in known for layer in layers)
 
     def _run(
         self,
-        prefix: tuple[int, ...],
-        rows: list[_Row],
+        together: list[_Run],
         requests: Sequence[Request],
         starts: list[int],
         watcher: Watcher | None,
     ) -> Iterator[list[tuple[int, Answer]]]:
-        shared = self._cache(prefix) if prefix else None
+        try:
+            shared = self._shared([prefix for prefix, _ in together])
+        except torch.OutOfMemoryError as error:
+            if len(together) == 1:
+                raise _too_long(len(together[0][0])) from error
+            torch.cuda.empty_cache()
+            half = len(together) // 2
+            for part in (together[:half], together[half:]):
+                yield from self._run(part, requests, starts, watcher)
+            return
+        rows = []
+        for place, (_, own) in enumerate(together):
+            for row in own:
+                row.prefix = place
+            rows += own
         waiting = sorted(rows, key=lambda row: (len(row.tokens), row.tokens))
         pending: _Pending | None = None
         while waiting:
-            size = self._fitting(len(prefix), shared, waiting)
+            size = self._fitting(shared, waiting)
             try:
-                fresh = self._batch(prefix, shared, waiting[-size:], requests, starts, watcher)
+                fresh = self._batch(shared, waiting[-size:], requests, starts, watcher)
             except torch.OutOfMemoryError as error:
                 if size == 1:
-                    raise HardwareError(
-                        f"one sequence of {len(waiting[-1].tokens)} tokens does not fit into the "
-                        "memory of the GPU; use a shorter --max-length"
-                    ) from error
+                    raise _too_long(len(waiting[-1].tokens)) from error
                 self._tokens_per_batch = max(1, self._tokens_per_batch // 2)
                 torch.cuda.empty_cache()
                 continue
@@ -131,12 +192,12 @@ class Answerer:
         if pending is not None:
             yield self._answers_of(pending, requests)
 
-    def _fitting(self, n_prefix: int, shared: Any, waiting: list[_Row]) -> int:
+    def _fitting(self, shared: _Shared, waiting: list[_Row]) -> int:
         """How many of the longest rows fit into a batch."""
         longest = len(waiting[-1].tokens)
-        size = min(len(waiting), self._tokens_per_batch // max(1, longest - n_prefix))
-        if shared is not None:
-            per_row = _cache_bytes(shared) * longest // n_prefix
+        size = min(len(waiting), self._tokens_per_batch // max(1, longest - shared.length))
+        if shared.length:
+            per_row = int(shared.bytes_per_token * longest)
             size = min(size, CACHED_BYTES[self.device.type] // per_row)
         else:
             least = (1 - MOST_PADDING) * longest
@@ -144,37 +205,38 @@ class Answerer:
             size = min(size, max(n_alike, ENOUGH_TOKENS[self.device.type] // longest))
         return max(1, min(size, self._max_rows or size))
 
-    def _cache(self, prefix: tuple[int, ...]) -> Any:
+    def _shared(self, prefixes: Sequence[tuple[int, ...]]) -> _Shared:
+        """The beginnings of prefixes, as long as the shortest."""
         from transformers import DynamicCache
 
+        length = min(map(len, prefixes))
+        if not length:
+            return _Shared(0, 1, None)
         cache = DynamicCache(config=self._model.config)
-        ids = torch.tensor([prefix], device=self.device)
+        ids = torch.tensor([prefix[:length] for prefix in prefixes], device=self.device)
         self._decoder(input_ids=ids, past_key_values=cache, use_cache=True)
-        return cache
+        return _Shared(length, len(prefixes), cache)
 
     def _batch(
         self,
-        prefix: tuple[int, ...],
-        shared: Any,
+        shared: _Shared,
         rows: list[_Row],
         requests: Sequence[Request],
         starts: list[int],
         watcher: Watcher | None,
     ) -> "_Pending":
-        width = max(len(row.tokens) for row in rows) - len(prefix)
+        n_prefix = shared.length
+        width = max(len(row.tokens) for row in rows) - n_prefix
         # Padding comes last, where causal attention from real tokens does not see it.
         ids = torch.zeros(len(rows), width, dtype=torch.long)
         for place, row in enumerate(rows):
-            ids[place, : len(row.tokens) - len(prefix)] = torch.tensor(row.tokens[len(prefix) :])
-        cache = None
-        if shared is not None:
-            cache = copy.deepcopy(shared)
-            cache.batch_repeat_interleave(len(rows))
+            ids[place, : len(row.tokens) - n_prefix] = torch.tensor(row.tokens[n_prefix:])
+        cache = shared.of(rows)
         hidden = self._decoder(
             input_ids=sent(ids, self.device), past_key_values=cache, use_cache=cache is not None
         ).last_hidden_state
         flat = hidden.reshape(-1, hidden.shape[-1])
-        scored = _scored(rows, len(prefix), width, requests, starts)
+        scored = _scored(rows, n_prefix, width, requests, starts)
         values, best = self._score(flat, scored, watcher)
         return _Pending.start(rows, values.double(), best)
 
@@ -338,8 +400,8 @@ def _rows(requests: Sequence[Request], max_length: int) -> list[_Row]:
     return list(rows.values())
 
 
-def _runs(rows: list[_Row]) -> Iterator[tuple[tuple[int, ...], list[_Row]]]:
-    """Rows in parts that share a prefix; all that share none make the last part."""
+def _runs(rows: list[_Row], least: int) -> Iterator[_Run]:
+    """Rows in parts that share a prefix of at least some tokens; all others make the last part."""
     alone: list[_Row] = []
     ordered = sorted(rows, key=lambda row: row.tokens)
     start = 0
@@ -349,7 +411,7 @@ def _runs(rows: list[_Row]) -> Iterator[tuple[tuple[int, ...], list[_Row]]]:
             common = min(length, _free(ordered[stop]), _common(ordered[stop - 1], ordered[stop]))
             # A little shorter is fine: questions of one kind begin alike. Much shorter is another
             # kind.
-            if common < MIN_SHARED or (stop > start + 1 and common < 0.75 * length):
+            if common < least or (stop > start + 1 and common < 0.75 * length):
                 break
             length, stop = common, stop + 1
         if stop > start + 1:
@@ -361,8 +423,22 @@ def _runs(rows: list[_Row]) -> Iterator[tuple[tuple[int, ...], list[_Row]]]:
         yield (), alone
 
 
-def _cache_bytes(shared: Any) -> int:
-    return sum(layer.keys.nbytes + layer.values.nbytes for layer in shared.layers)
+def _bundles(runs: Iterable[_Run], most_tokens: int) -> Iterator[list[_Run]]:
+    """Runs whose prefixes are computed together: of nearly one length, and not too many tokens."""
+    waiting = sorted(runs, key=lambda run: len(run[0]))
+    while waiting:
+        longest = len(waiting[-1][0])
+        alike = bisect_left(waiting, (1 - MOST_PADDING) * longest, key=lambda run: len(run[0]))
+        first = max(alike, len(waiting) - max(1, most_tokens // max(1, longest)))
+        yield waiting[first:]
+        del waiting[first:]
+
+
+def _too_long(n_tokens: int) -> HardwareError:
+    return HardwareError(
+        f"one sequence of {n_tokens} tokens does not fit into the memory of the GPU; "
+        "use a shorter --max-length"
+    )
 
 
 def _free(row: _Row) -> int:

@@ -43,8 +43,9 @@ def block_sums(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
         return kernels.block_sums(logits, BLOCK)
     short = -logits.shape[1] % BLOCK
-    padded = torch.nn.functional.pad(logits, (0, short), value=float("-inf"))
-    blocks = padded.view(len(logits), -1, BLOCK).float()
+    if short:
+        logits = torch.nn.functional.pad(logits, (0, short), value=float("-inf"))
+    blocks = logits.view(len(logits), -1, BLOCK).float()
     # Finite, so that a block of impossible tokens has a sum of zero rather than NaN.
     peaks = blocks.amax(-1).clamp_(min=-1e30)
     return peaks, (blocks - peaks[:, :, None]).exp_().sum(-1)

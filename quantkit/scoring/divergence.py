@@ -34,6 +34,8 @@ LOGITS_BYTES = 16 << 20
 NEAR = 0.5
 SERIES = tuple((-1) ** n / math.factorial(n) for n in range(2, 9))
 """Of (d + exp(-d) - 1) / d^2: exact to float32 where |d| < `NEAR`."""
+MOST_ORDINARY = 100.0
+"""Differences of log-probabilities below it cannot overflow the series."""
 DIGEST = ".digest"
 DIGEST_WORDS = 1 << 22
 
@@ -85,11 +87,19 @@ def _kl(
     mine = candidate.float() - candidate_normaliser[:, None]
     theirs = source.float() - source_normaliser[:, None]
     gap = theirs - mine
-    p, q = theirs.exp(), mine.exp()
+    p, far = theirs.exp(), float(gap.abs().amax())
     near = gap * SERIES[-1]
     for factor in SERIES[-2::-1]:
         near.add_(factor).mul_(gap)
     near.mul_(gap).mul_(p)
+    if far < NEAR:
+        return near.clamp_(min=0).sum(-1)
+    q = mine.exp()
+    if far < MOST_ORDINARY and bool(p.amin() > 0):
+        # The same as below, in products: CPUs select by a mask at a tenth of their speed.
+        is_near = gap.abs().lt_(NEAR)
+        terms = gap.mul_(p).add_(q.sub_(p)).mul_(1 - is_near).add_(near.mul_(is_near))
+        return terms.clamp_(min=0).sum(-1)
     terms = torch.where(gap.abs() < NEAR, near, p * gap + (q - p))
     # A token that the source rules out adds the probability that the candidate gives it.
     return torch.where(p > 0, terms, q).clamp_(min=0).sum(-1)

@@ -194,7 +194,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         return f"{self._label}: {share} of the answers come from the cache"
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        self._progress.start(f"score {self._label}", len(requests), "questions")
+        self._progress.start(f"score {self._label}", len(requests), "options")
         parts = list(batches(requests))
         found: list[Answer] = []
         for part, asked in zip(parts, self._encoder.requests(parts), strict=True):

@@ -56,10 +56,10 @@ class Settings(Record):
     """How questions were put as a conversation; None where they were not."""
 
     def differences(self, other: "Settings") -> list[str]:
-        """What makes two scores incomparable, such as `limit: 100 and None`."""
+        """What makes two scores incomparable, such as `limit: 100 against none`."""
         ours, theirs = self.model_dump(), other.model_dump()
         lines = [
-            f"{key}: {_listed(ours[key])} and {_listed(theirs[key])}"
+            f"{key}: {_listed(ours[key])} against {_listed(theirs[key])}"
             for key in ours
             if ours[key] != theirs[key]
         ]
@@ -82,9 +82,11 @@ class Settings(Record):
 
 
 def _listed(value: object) -> object:
-    """Tasks with their versions as `wikitext 2.0, mmlu 1.0`; anything else unchanged."""
+    """Tasks with their versions as `wikitext 2.0, mmlu 1.0`, nothing as `none`; anything else
+    unchanged.
+    """
     if not isinstance(value, dict):
-        return value
+        return "none" if value is None else value
     return ", ".join(f"{name} {version}" for name, version in value.items()) or "none"
 
 

@@ -68,9 +68,9 @@ class Draft:
             same = case.format.engine == "llama.cpp" and not self.target.is_gguf
             own = case.format if same else formats.of(recipe)
             key = f"draft {own.name}"
-            if key not in shape.made:
-                shape.made[key] = work.of(shape, own)
-            drafting = Case(shape, shape.made[key], own, case.gpu, Split(case.split.tensor))
+            if key not in shape.cache:
+                shape.cache[key] = work.of(shape, own)
+            drafting = Case(shape, shape.cache[key], own, case.gpu, Split(case.split.tensor))
             return speed.gpu_seconds(drafting, users, 1, depth, end)
         # A head is about one layer, and samples through the model's own output layer.
         layer = case.work.read.dense / max(1, int(case.shape.config["num_hidden_layers"]))

@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING
 from quantkit.advise import (
     comparison,
     foreign,
-    formats,
     measurements,
-    parallel,
     quality,
     shape,
     speculation,
 )
-from quantkit.advise.candidates import MIN_QUALITY, NO_LIMITS, Catalogue, Limits, Question
+from quantkit.advise.candidates import (
+    MIN_QUALITY,
+    NO_LIMITS,
+    Catalogue,
+    Limits,
+    Question,
+    considered,
+)
 from quantkit.advise.comparison import ModelComparison
 from quantkit.advise.formats import Format
 from quantkit.advise.memory import Extras
@@ -221,7 +226,7 @@ def _question(asked: Query, model: _Model, guess: Draft | None) -> Question:
 
     context = min(CONTEXT, context_of(of_model.config)) if asked.context is None else asked.context
     return Question(
-        Catalogue(of_model, formats.considered(model.qualities, parallel.n_experts(of_model) > 0)),
+        Catalogue(of_model, considered(of_model, model.qualities)),
         context=context,
         users=asked.users,
         answer=asked.answer,

@@ -177,3 +177,12 @@ def test_blocks_of_llama_cpp_have_no_other_form(run_cli, refused, tmp_path):
     assert run_cli(["quantize", "demo", "-r", "gguf-q4_0", "-o", tmp_path / "out"]).code == 0
     words = refused("convert", tmp_path / "out" / "gguf-q4_0", "--to", "gptq")
     assert "holds a GGUF file, whose blocks no other format has" in words
+
+
+def test_convert_names_what_transformers_needs_to_load_it(made, run_cli, tmp_path):
+    folder = made("rtn-w4a16")
+    older = run_cli(["convert", folder, "--to", "gptq", "-o", tmp_path / "gptq"])
+    assert older.code == 0
+    assert "gptqmodel" in older.stderr
+    back = ["convert", tmp_path / "gptq", "--to", "compressed-tensors", "-o", tmp_path / "back"]
+    assert "gptqmodel" not in run_cli(back).stderr

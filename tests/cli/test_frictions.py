@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quantkit.cli.main import made
+from quantkit.cli.main import build_app
 
 
 def damaged(folder: Path, tmp_path: Path) -> Path:
@@ -56,7 +56,7 @@ def test_advice_on_bad_rows_names_a_command_that_has_the_option(run_cli, tmp_pat
 def _parameters(*names: str):
     import typer
 
-    command = typer.main.get_command(made())
+    command = typer.main.get_command(build_app())
     for name in names:
         command = command.commands[name]
     return command.params

@@ -289,7 +289,7 @@ def test_against_another_source_or_other_settings(run_cli, written, good):
     baseline = good.baseline.model_copy(update={"settings": settings})
     new = written(good.model_copy(update={"baseline": baseline, "candidates": entries}))
     message = one_error(run_cli(["gate", new, "--against", old]))
-    assert "different settings (limit: 10 and None)" in message
+    assert "different settings (limit: 10 against none)" in message
 
 
 # The folder that was scored

@@ -70,21 +70,31 @@ def test_commands_load_no_package_that_they_do_not_use(tmp_path, command):
 def test_what_was_left_out_while_transformers_loaded_is_there_for_whoever_needs_it():
     made = """
 import sys
+from pathlib import Path
+import quantkit
 from quantkit.model import lean_import
 lean_import.load()
 import importlib.metadata, torch, transformers
 from transformers import masking_utils
 from transformers.utils import import_utils
-print("torch._dynamo" in sys.modules)
+with lean_import._stand_in(torch):
+    from torch._dynamo.utils import is_compile_supported  # as torchvision.ops does
+from quantkit.model.skeleton import skeleton
+model = skeleton(Path(quantkit.__file__).parent / "_data" / "demo-model")
+print(model.get_output_embeddings().weight.is_meta)
+print(float(torch.nn.init.ones_(torch.zeros(2)).sum()))
+print("torch._dynamo" in sys.modules, "sympy" in sys.modules)
 with masking_utils.TransformGetItemToIndex():
     pass
 print(torch._dynamo.is_compiling(), torch.compiler.disable(len)([1]))
+print(is_compile_supported("cpu") == torch._dynamo.utils.is_compile_supported("cpu"))
 print("numpy" in importlib.metadata.packages_distributions())
 print(import_utils.is_accelerate_available(), import_utils.is_flash_attn_2_available())
 """
     line = [sys.executable, "-c", made]
     run = subprocess.run(line, capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["False", "False", "1", "True", "True", "False"]
+    lines = ["True", "2.0", "False False", "False 1", "True", "True", "True False"]
+    assert run.stdout.splitlines() == lines
 
 
 def test_transformers_loads_lean_where_it_was_asked_about_a_package_before():

@@ -34,7 +34,7 @@ def test_gpus_that_cannot_serve_say_what_would_help(run_cli):
     asked = ["recommend", "8B", "--context", "16384", "--users", "40", "--gpu"]
     some = run_cli([*asked, "L4,L40S"])
     assert some.code == 1
-    assert "marks the choice" not in some.stdout
+    assert "the choice" not in some.stdout
     for gpu in ("L4", "L40S"):
         _, _, below = some.stdout.partition(f"No format fits on {gpu}\n")
         assert "--context" in below.split("\n\n")[0]
@@ -98,6 +98,19 @@ def test_many_gpus_are_columns(run_cli, monkeypatch):
     assert "RTX 2060" in result.stdout
     starred = [line for line in result.stdout.splitlines() if "*" in line and "choice" not in line]
     assert starred
+    assert "* is the choice" in result.stdout
+
+
+@pytest.mark.parametrize(("users", "has_gaps"), [("8", True), ("1", False)])
+def test_empty_cells_are_explained(run_cli, users, has_gaps):
+    question = ["recommend", "8B", "--gpu", "L4,L40S", "--context", "16384", "--users", users]
+    assert ("Empty:" in run_cli(question).stdout) is has_gaps
+
+
+def test_weights_of_a_small_model_are_not_zero(run_cli):
+    result = run_cli(["recommend", "demo", "--gpu", "L4"])
+    row = next(line for line in result.stdout.splitlines() if line.startswith(" gguf-bf16"))
+    assert float(row.split()[1]) == pytest.approx(0.011, abs=0.001)
 
 
 def test_all_gpus_in_json_and_as_a_page(run_cli, tmp_path):

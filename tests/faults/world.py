@@ -68,10 +68,12 @@ class World:
 def build(folder: Path) -> World:
     """All of it, unless it is there."""
     from quantkit.cli.main import main
+    from quantkit.model import lean_import
 
     world = World(folder)
     if (folder / "done").exists():
         return world
+    lean_import.load()  # as the commands below would, before the model needs it
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     save_llama(world.model, **READABLE)

@@ -120,11 +120,11 @@ def test_running_out_of_memory_makes_batches_smaller(demo, monkeypatch):
     batch = Answerer._batch
     sizes = []
 
-    def small(self, prefix, shared, rows, *rest):
+    def small(self, shared, rows, *rest):
         if len(rows) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         sizes.append(len(rows))
-        return batch(self, prefix, shared, rows, *rest)
+        return batch(self, shared, rows, *rest)
 
     monkeypatch.setattr(Answerer, "_batch", small)
     found = {}
@@ -132,6 +132,47 @@ def test_running_out_of_memory_makes_batches_smaller(demo, monkeypatch):
         found.update(part)
     assert len(found) == len(requests)
     assert max(sizes) == 2
+
+
+def questions(lengths, seed=5):
+    """Questions of these lengths, each with four endings."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def some(n):
+        return tuple(torch.randint(1, 4096, (n,), generator=generator).tolist())
+
+    asked = [some(length) for length in lengths]
+    return [Request(question, some(n)) for question in asked for n in (2, 5, 1, 4)]
+
+
+def test_questions_of_nearly_one_length_are_computed_together(demo):
+    requests = questions([20, 21, 20, 20, 12, 12, 30])
+    shapes = []
+    handle = demo.get_decoder().register_forward_pre_hook(
+        lambda module, arguments, more: shapes.append(tuple(more["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    check(demo, requests)
+    handle.remove()
+    # One request has one scored token, so the prefix is what comes before the question's last.
+    forwards = [shape for shape in shapes if shape != (1, 1)]  # those for logits
+    assert forwards[:6:2] == [(1, 29), (4, 19), (2, 11)]
+    assert [n_rows for n_rows, _ in forwards[1:6:2]] == [4, 16, 8]
+
+
+def test_running_out_of_memory_separates_the_questions(demo, monkeypatch):
+    shared = Answerer._shared
+    sizes = []
+
+    def small(self, prefixes):
+        if len(prefixes) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        sizes.append(len(prefixes))
+        return shared(self, prefixes)
+
+    monkeypatch.setattr(Answerer, "_shared", small)
+    check(demo, questions([20, 20, 20]))
+    assert sizes == [1, 1, 1]
 
 
 def test_reading_by_blocks_gives_what_the_whole_gives():

@@ -150,6 +150,7 @@ def test_calibration_on_noise_is_named(few, source, tmp_path, monkeypatch):
     )
     found = reasons(judged(few, evaluate(made, FEW, "cpu")))
     assert "calibration_ratio is" in found
+    assert "perplexity of the calibration tokens" in found
     assert "at most 100 is allowed" in found
 
 

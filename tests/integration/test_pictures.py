@@ -3,7 +3,9 @@
 import base64
 import io
 import json
+import re
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from tiny import READABLE, save_llama
 import quantkit
 from quantkit import resources
 from quantkit.calibration import calibration_set
+from quantkit.calibration.images import Unusable, Vision
 from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
 from quantkit.onepass import onepass
@@ -38,6 +41,57 @@ def tokenizer(**named):
     )  # fmt: skip
 
 
+TOWER = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+LLAMA = {key: value for key, value in TEXT.items() if key != "sliding_window"}
+LLAMA |= {"model_type": "llama"}
+
+
+def llava(folder):
+    """A tower of 16 tokens an image."""
+    marked = tokenizer(
+        extra_special_tokens={"image_token": MARKS[2]},
+        chat_template=TEMPLATE.replace("IMAGE", MARKS[2]),
+    )
+    config = transformers.LlavaConfig(
+        text_config=LLAMA, vision_config=TOWER | {"model_type": "clip_vision_model"},
+        image_token_index=marked.convert_tokens_to_ids(MARKS[2]), image_seq_length=16,
+    )  # fmt: skip
+    save(transformers.LlavaForConditionalGeneration(config), folder)
+    images = transformers.CLIPImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )
+    processor = transformers.LlavaProcessor(
+        images, marked, patch_size=8, vision_feature_select_strategy="default",
+        num_additional_image_tokens=1, image_token=MARKS[2], chat_template=marked.chat_template,
+    )  # fmt: skip
+    processor.save_pretrained(folder)
+    return folder
+
+
+def idefics(folder):
+    """Images of 40 x 24 are cut in four, 4 tokens each and as many for the whole."""
+    words = ["<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>"]
+    words += [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+    marked = tokenizer(chat_template=TEMPLATE.replace("IMAGE", words[0]))
+    marked.add_special_tokens({"additional_special_tokens": words})
+    config = transformers.Idefics3Config(
+        text_config=LLAMA, vision_config=TOWER, scale_factor=2,
+        image_token_id=marked.convert_tokens_to_ids(words[0]),
+    )  # fmt: skip
+    save(transformers.Idefics3ForConditionalGeneration(config), folder)
+    images = transformers.Idefics3ImageProcessorPil(
+        size={"longest_edge": 64}, max_image_size={"longest_edge": 32}
+    )
+    processor = transformers.Idefics3Processor(
+        images, marked, image_seq_len=4, chat_template=marked.chat_template
+    )
+    processor.save_pretrained(folder)
+    return folder
+
+
 def gemma(folder):
     """A tower of 4 tokens an image, between which attention looks both ways."""
     marked = tokenizer(
@@ -47,12 +101,8 @@ def gemma(folder):
         chat_template=TEMPLATE.replace("IMAGE", MARKS[0]),
     )  # fmt: skip
     ids = marked.convert_tokens_to_ids(MARKS)
-    vision = {
-        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "image_size": 32, "patch_size": 8,
-    }  # fmt: skip
     config = transformers.Gemma3Config(
-        text_config=TEXT, vision_config=vision, mm_tokens_per_image=4,
+        text_config=TEXT, vision_config=TOWER, mm_tokens_per_image=4,
         boi_token_index=ids[0], eoi_token_index=ids[1], image_token_index=ids[2],
     )  # fmt: skip
     save(transformers.Gemma3ForConditionalGeneration(config), folder)
@@ -102,11 +152,18 @@ def chats(folder, n=12, **more):
     return file
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
+BUILT = {"gemma": (gemma, 4), "llava": (llava, 16), "idefics": (idefics, 20)}
+"""Families whose processors do without torchvision, and the tokens that stand for an image."""
+
+
+@pytest.fixture(scope="module", params=["gemma"])
+def model(request, tmp_path_factory):
     pytest.importorskip("PIL.Image", reason="pillow is not installed")
     torch.manual_seed(0)
-    return gemma(tmp_path_factory.mktemp("gemma") / "model")
+    try:
+        return BUILT[request.param][0](tmp_path_factory.mktemp(request.param) / "model")
+    except ImportError as error:  # transformers 5.17 has no other Idefics 3
+        pytest.skip(" ".join(str(error).split()))
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +174,19 @@ def built(model, tmp_path_factory):
     return out / "set", found
 
 
-def test_a_set_keeps_images_and_the_tokens_that_stand_for_them(model, built):
+every_processor = pytest.mark.parametrize("model", BUILT, indirect=True)
+
+
+@every_processor
+def test_a_set_keeps_images_and_the_tokens_that_stand_for_them(model, built, request):
     folder, _ = built
+    n_each = BUILT[request.node.callspec.params["model"]][1]
     found = calibration_set.read(folder)
     tokens = found.tokens
-    image_token = json.loads((model / "config.json").read_text())["image_token_index"]
+    config = json.loads((model / "config.json").read_text())
+    image_token = config.get("image_token_index", config.get("image_token_id"))
     for ids, pictures in zip(tokens.ids, tokens.pictures, strict=True):
-        assert int((ids == image_token).sum()) == 4 * len(pictures)
+        assert int((ids == image_token).sum()) == n_each * len(pictures)
     assert sum(map(len, tokens.pictures)) == 6
     assert len(list((folder / "images").iterdir())) == 6
     other = [*tokens.pictures[1:], tokens.pictures[0]]
@@ -132,6 +195,7 @@ def test_a_set_keeps_images_and_the_tokens_that_stand_for_them(model, built):
     )
 
 
+@every_processor
 def test_blocks_see_what_they_see_in_the_model_itself(model, built):
     tokens = calibration_set.read(built[0]).tokens
     source = ModelSource.open(str(model))
@@ -144,7 +208,8 @@ def test_blocks_see_what_they_see_in_the_model_itself(model, built):
     for index, call in enumerate(calls):
         with decoder.loaded(index, decoder.read(index)) as block:
             hidden = decoder.run(block, hidden, call.of_batch(place, 1, decoder.device))
-    known = {n: v for n, v in inputs[place].items() if n in ("pixel_values", "token_type_ids")}
+    taken = ("pixel_values", "pixel_attention_mask", "token_type_ids")
+    known = {name: value for name, value in inputs[place].items() if name in taken}
     with torch.no_grad():
         seen = whole(
             input_ids=tokens.ids[place : place + 1], output_hidden_states=True, **known
@@ -152,14 +217,16 @@ def test_blocks_see_what_they_see_in_the_model_itself(model, built):
         blind = whole(
             input_ids=tokens.ids[place : place + 1], output_hidden_states=True
         ).hidden_states[-1]
-    norm = decoder.model.get_submodule("model.language_model.norm")
-    norm.to_empty(device="cpu").load_state_dict(whole.model.language_model.norm.state_dict())
+    (name,) = (n for n, _ in whole.named_modules() if re.fullmatch(r"model\.\w+_model\.norm", n))
+    norm = decoder.model.get_submodule(name)
+    norm.to_empty(device="cpu").load_state_dict(whole.get_submodule(name).state_dict())
     n = int(tokens.lengths[place])
     ours = norm(hidden)[0, :n]
     torch.testing.assert_close(ours, seen[0, :n], rtol=1e-3, atol=1e-3)
     assert (ours - blind[0, :n]).abs().max() > 0.05
 
 
+@every_processor
 def test_checkpoints_learn_from_images(model, built, tmp_path, run_cli):
     whole = calibration_set.read(built[0]).tokens
     text = replace(whole, pictures=())
@@ -200,6 +267,19 @@ def test_images_that_cannot_be_used_are_one_sentence(model, tmp_path, run_cli, c
     assert "chats.jsonl:2: " in refused.stderr
     assert words in refused.stderr
     assert run_cli([*asked, "--skip-bad"]).code == 0
+
+
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_a_processor_that_needs_another_package_names_it(tmp_path):
+    """As published folders of Qwen have it: its videos need torchvision."""
+    tokenizer(chat_template=TEMPLATE).save_pretrained(tmp_path)
+    transformers.Qwen2_5_VLConfig().save_pretrained(tmp_path)
+    described = {
+        "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor",
+    }  # fmt: skip
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(described))
+    with pytest.raises(Unusable, match=r"it needs torchvision, .* pip install torchvision"):
+        Vision.of(tmp_path)
 
 
 def test_without_a_processor_chats_are_read_as_text(tmp_path, run_cli):

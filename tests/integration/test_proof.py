@@ -275,9 +275,9 @@ def test_engines_that_fail_say_why_in_one_sentence(
 
 def test_an_engine_that_hangs_is_ended(folder, python, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM", "hang")
-    (proof,) = prove([folder], Vllm(python, timeout=5), ProofOptions("generate", n_prompts=8))
+    (proof,) = prove([folder], Vllm(python, timeout=2), ProofOptions("generate", n_prompts=8))
     assert proof.problem is not None
-    assert "did not end within 5 s" in proof.problem
+    assert "did not end within 2 s" in proof.problem
     assert not (folder / verified.FILE).exists()
 
 

@@ -23,6 +23,8 @@ print({answer!r})
 SERVER = """#!{python}
 import os, sys
 sys.path.insert(0, {tests!r})
+from quantkit.model import lean_import
+lean_import.load()
 import torch
 from fake_completions import Fake
 from quantkit.model.source import ModelSource

@@ -1,5 +1,6 @@
 """One answer: it follows from the figures, respects constraints, and remedies really help."""
 
+import json
 import shlex
 from dataclasses import dataclass, replace
 
@@ -68,6 +69,27 @@ def test_experts_that_are_served_as_published_alone_are_not_offered_otherwise():
     assert "60.8 GiB" in first.says
     small = recommend(Question(Catalogue(shape.of("gpt-oss-120b"))), gpus.find("L40S"))
     assert not any(one.format == "mxfp4" for one in small.remedies)
+
+
+@pytest.mark.parametrize("gpu", ["CPU 2 x DDR5-5600", "M3 Max", "MI300X"])
+def test_a_file_that_keeps_published_experts_is_offered_where_no_gpu_serves_them(gpu):
+    found = named(recommend(Question(Catalogue(shape.of("gpt-oss-20b"))), gpus.find(gpu)))
+    kept = found["gguf-mxfp4_moe"]
+    assert kept.serves
+    assert kept.quality.recovery == found["gguf-q8_0"].quality.recovery
+    assert kept.quality.basis.startswith("experts as published, the rest as gguf-q8_0")
+    assert not found["gptq-w4a16"].serves
+
+
+def test_no_other_model_is_rounded_to_it_unasked(tmp_path):
+    assert "gguf-mxfp4_moe" not in named(answer("M3 Max"))
+    of_experts = Question(Catalogue(shape.of("30B-A3B")))
+    assert "gguf-mxfp4_moe" not in named(recommend(of_experts, gpus.find("M3 Max")))
+    # A folder in 16 bits may hold experts that were tuned since they were published.
+    tuned = {**shape.of("gpt-oss-20b").config, "architectures": ["GptOssForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(tuned))
+    own = Question(Catalogue(shape.of(str(tmp_path / "config.json"))))
+    assert "gguf-mxfp4_moe" not in named(recommend(own, gpus.find("M3 Max")))
 
 
 def test_formats_that_a_gpu_only_emulates_come_after_those_it_has():

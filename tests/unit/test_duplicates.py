@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quantkit.calibration.overlap import buckets, duplicates
-from quantkit.calibration.overlap.duplicates import Seen, prefix_of
+from quantkit.calibration.overlap.duplicates import DuplicateFinder, prefix_of
 from quantkit.calibration.reading.row import Row
 from quantkit.errors import DataError
 
@@ -38,10 +38,10 @@ def test_recall_and_false_positives_are_as_promised(threshold):
     generator = random.Random(1)
     least = max(0.2, threshold - 0.3)
     pairs = [pair_of(generator.uniform(least, 1.0), generator) for _ in range(1500)]
-    seen = Seen(threshold)
+    finder = DuplicateFinder(threshold)
     # All first ones of pairs are unlike each other, so nothing but the partner can be found.
-    assert (seen.add([one for one, _, _ in pairs], [None] * len(pairs)) == -1).all()
-    found = seen.add([two for _, two, _ in pairs], [None] * len(pairs))
+    assert (finder.add([one for one, _, _ in pairs], [None] * len(pairs)) == -1).all()
+    found = finder.add([two for _, two, _ in pairs], [None] * len(pairs))
     exact = np.array([similarity for _, _, similarity in pairs])
     hit = found == np.arange(len(pairs))
     assert (hit | (found == -1)).all()
@@ -55,9 +55,9 @@ def test_recall_and_false_positives_are_as_promised(threshold):
 def test_pairs_just_beyond_the_margins_of_the_default_are_told_apart(similarity, least, most):
     generator = random.Random(2)
     pairs = [pair_of(similarity, generator) for _ in range(1000)]
-    seen = Seen()
-    seen.add([one for one, _, _ in pairs], [None] * len(pairs))
-    hits = seen.add([two for _, two, _ in pairs], [None] * len(pairs)) >= 0
+    finder = DuplicateFinder()
+    finder.add([one for one, _, _ in pairs], [None] * len(pairs))
+    hits = finder.add([two for _, two, _ in pairs], [None] * len(pairs)) >= 0
     assert least <= hits.mean() <= most
 
 
@@ -65,7 +65,7 @@ SHORT = ["hi", "Hi!", "thanks", "thank you", "Thank  you.", "ok then", "你好",
 
 
 def test_short_texts_are_duplicates_where_they_are_equal():
-    found = Seen().add(SHORT, [None] * len(SHORT)).tolist()
+    found = DuplicateFinder().add(SHORT, [None] * len(SHORT)).tolist()
     assert found == [-1, 0, -1, -1, 3, -1, -1, -1, 7, -1]
 
 
@@ -90,8 +90,8 @@ def test_rows_are_judged_one_after_another_however_they_are_batched(seed, monkey
     texts = family(generator)
     prefixes = [generator.choice([None, None, "a", "b", f"{n}"]) for n in range(len(texts))]
     ends = [0, *sorted(generator.choices(range(40), k=generator.randrange(6))), len(texts)]
-    seen = Seen()
-    found = [seen.add(texts[a:b], prefixes[a:b]).tolist() for a, b in pairwise(ends)]
+    finder = DuplicateFinder()
+    found = [finder.add(texts[a:b], prefixes[a:b]).tolist() for a, b in pairwise(ends)]
     assert [number for part in found for number in part] == _obviously(texts, prefixes)
 
 
@@ -112,39 +112,39 @@ def _obviously(texts, prefixes) -> list[int]:
 
 
 def test_duplicates_of_duplicates_refer_to_the_first():
-    seen = Seen()
+    finder = DuplicateFinder()
     text = text_of(f"word{n}" for n in range(50))
-    assert seen.add([text, "something else"], [None, None]).tolist() == [-1, -1]
-    assert seen.add([text, text], [None, None]).tolist() == [0, 0]
-    assert seen.add([text], [None]).tolist() == [0]
+    assert finder.add([text, "something else"], [None, None]).tolist() == [-1, -1]
+    assert finder.add([text, text], [None, None]).tolist() == [0, 0]
+    assert finder.add([text], [None]).tolist() == [0]
 
 
 def test_rows_with_an_equal_prefix_are_duplicates_and_those_without_one_are_not():
     texts = [f"entirely different {n} text {n * 7} here" for n in range(5)]
-    seen = Seen()
-    assert seen.add(texts[:3], ["same", None, "same"]).tolist() == [-1, -1, 0]
-    assert seen.add(texts[3:], [None, "same"]).tolist() == [-1, 0]
+    finder = DuplicateFinder()
+    assert finder.add(texts[:3], ["same", None, "same"]).tolist() == [-1, -1, 0]
+    assert finder.add(texts[3:], [None, "same"]).tolist() == [-1, 0]
 
 
 def test_only_distinct_rows_take_memory_and_each_a_few_hundred_bytes():
     generator = random.Random(3)
     texts = [text_of(f"{generator.getrandbits(30)}" for _ in range(20)) for _ in range(9000)]
-    seen = Seen()
-    assert (seen.add(texts, texts) == -1).all()
-    size = seen.size_bytes
+    finder = DuplicateFinder()
+    assert (finder.add(texts, texts) == -1).all()
+    size = finder.size_bytes
     assert size <= 400 * len(texts)
-    assert seen.add(texts, [None] * len(texts)).tolist() == list(range(len(texts)))
-    assert seen.size_bytes == size
+    assert finder.add(texts, [None] * len(texts)).tolist() == list(range(len(texts)))
+    assert finder.size_bytes == size
 
 
 def test_a_row_that_a_template_made_is_found_again_among_too_many_of_its_bucket():
     # 600 rows, each 0.7 like every other: buckets overflow, and all are kept.
     shared = [f"shared{n}" for n in range(88)]
     texts = [text_of(shared + [f"own{n}x{k}" for k in range(18)]) for n in range(600)]
-    seen = Seen()
-    first = seen.add(texts, [None] * len(texts))
+    finder = DuplicateFinder()
+    first = finder.add(texts, [None] * len(texts))
     assert (first == -1).mean() > 0.9
-    again = seen.add(texts, [None] * len(texts))
+    again = finder.add(texts, [None] * len(texts))
     kept = np.flatnonzero(first == -1)
     assert (again[kept] <= kept).all()
     assert (again[kept] >= 0).all()
@@ -168,7 +168,7 @@ def test_an_index_gives_every_row_of_a_key_and_merges_its_runs():
 @pytest.mark.parametrize("threshold", [0.0, -1.0, 1.5])
 def test_a_threshold_that_is_no_similarity_is_refused(threshold):
     with pytest.raises(DataError, match="similarity"):
-        Seen(threshold)
+        DuplicateFinder(threshold)
 
 
 def chat(*turns: tuple[str, str]) -> Row:

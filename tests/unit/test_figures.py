@@ -36,7 +36,7 @@ def test_the_readme_has_one_figure_for_a_block():
     text = " ".join((ROOT / "README.md").read_text().split())
     prose = re.search(r"takes ([\d.]+ s) for GPTQ and ([\d.]+ s) for AWQ", text)
     table = [
-        re.search(rf"\| {name}, one more block of an 8B \| ([\d.]+ s),", text)
+        re.search(rf"\| {name}, per block of an 8B \| ([\d.]+ s),", text)
         for name in ("GPTQ", "AWQ")
     ]
     assert list(prose.groups()) == [found[1] for found in table]

@@ -116,7 +116,7 @@ def test_every_figure_rests_on_a_named_kind_of_thing(gpu):
     for figure in FIGURES:
         if getattr(gpu, figure) is not None:
             origin = gpu.rests_on(figure)
-            named = origin.removesuffix(", read in a copy") in (*KINDS, "unverified")
+            named = origin.removesuffix(" (archived copy)") in (*KINDS, "unverified")
             assert named or origin == f"derived: {gpu.derived[figure]}"
 
 
@@ -390,7 +390,7 @@ def test_one_in_detail(run_cli):
     for words in (
         "16-bit, TFLOPS",
         "derived: 328 * 1695e6 * 512 / 1e12",
-        "vendor white paper, read in a copy",
+        "vendor white paper (archived copy)",
         "the driver keeps 512.0 MiB",
         "Marlin",
     ):
@@ -408,7 +408,7 @@ def test_json(run_cli):
     # vLLM sees 139.80 GiB of it: benchmarks/results/kv_capacity-h200.json
     assert one["usable_bytes"] / 2**30 == pytest.approx(139.80, rel=1e-3)
     assert one["runs"]["vllm"]["fp8-w8a8"]["how"] == "native"
-    assert one["rests_on"]["bandwidth_gb_s"] == "vendor datasheet, read in a copy"
+    assert one["rests_on"]["bandwidth_gb_s"] == "vendor datasheet (archived copy)"
     assert one["rests_on"]["memory_bytes"] == "driver report"
 
 

@@ -36,7 +36,7 @@ PAIRS = 1 << 16  # compared at a time
 HALF = np.uint64(32)
 
 
-class Seen:
+class DuplicateFinder:
     """Finds near-duplicates of earlier rows, batch by batch, in bounded memory.
 
     Duplicates are not kept, so a row has to match one that was itself kept. In a bucket of more
