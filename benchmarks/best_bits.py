@@ -5,7 +5,7 @@
 
 Every variant is a recipe with other options; `--also` takes further ones, with constants of modules
 too: '{"recipe": "gptq-w4a16", "options": {"tune": 50},
-"set": {"quantkit.onepass.tuning.REACH": 0.2}}'. All are calibrated on the same tokens and compared
+"set": {"quantkit.onepass.tuning.INSIDE": 0.4}}'. All are calibrated on the same tokens and compared
 with the source on whole windows of held-out text, as `fp4.py` does it: perplexity, exact KL
 divergence over the whole vocabulary and top-1 agreement. FILE is written after every variant, and
 those that it holds are not made again.

@@ -186,7 +186,8 @@ class Family:
 
 
 MLA = {"num_key_value_heads": 4}
-SPARSE = MLA | {"num_hidden_layers": 3}
+# Enough heads that few scores are zero, and a width that llama.cpp takes.
+SPARSE = MLA | {"num_hidden_layers": 3, "index_head_dim": 64, "index_n_heads": 8}
 EVERY_FOURTH = {"num_hidden_layers": 4}
 DEFAULT_ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
 GEMMA_3N = {
@@ -288,7 +289,7 @@ FAMILIES: dict[str, Family] = {
     "muse_glimmer": Family(top={"out_hidden_size": 128, "projector_hidden_size": 128}),
     "olmoe": Family({"num_key_value_heads": 4}),
     "nemotron_h": Family(
-        {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
+        {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]},
         drop=("num_hidden_layers",),
     ),
     "qwen2_5_vl": Family({"rope_parameters": DEFAULT_ROPE | {"mrope_section": [4, 6, 6]}}),
@@ -686,6 +687,7 @@ def has_gguf(name: str) -> bool:
     """Whether llama.cpp has the architecture, and quantkit writes it."""
     from quantkit.families import FAMILIES as records
 
+    name = CALLED.get(name, name)
     return name in records and bool(records[name].llamacpp)
 
 
