@@ -1,5 +1,6 @@
 """Write docs/models.md, the model families that quantkit takes, from the result of their runs."""
 
+import ast
 import json
 import re
 import textwrap
@@ -8,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.families import FAMILIES
+from quantkit.gguf.families import UNWRITTEN
 from quantkit.hardware.gpus import label
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "families.json"
+PROGRAM = ROOT / "benchmarks" / "families.py"
+SERVED = ("fp8-dynamic", "rtn-w4a16", "gptq-w4a16", "awq-gptq-w4a16")
 SAME = "the same weights and logits"
 LACKING = re.compile(r"No module named|requires DeepGEMM support")
 NO_PROCESSOR = " (the image processor, which published folders bring as code)"
@@ -50,13 +54,20 @@ multi-token-prediction (MTP) heads, convolutions, and the small projections of l
 state-space layers. The checkpoint lists all of them under `ignore`. Scales that are folded into the
 norm before a router are powers of two, so norm, router and shared-expert gate stay exact.
 
+Each expert is rounded by the tokens that its router sends it, and by some others where those are
+too few. Only where memory has no room for the statistics of every expert of a block (the largest
+models on one GPU) are gate and up projections rounded by the tokens of all experts together; a
+warning and the manifest's notes say so.
+
 ## Chats with images
 
 Vision-language models are calibrated with text, or with chats that contain images if the model has
 a processor and pillow is installed: `quantkit calibrate build --from chats.jsonl --model MODEL -o
 SET`, then `quantize --calibration SET`. Multi-axis rotary embeddings (Qwen), bidirectional
 attention within an image (Gemma 3) and features added between blocks (Qwen 3-VL) reach the blocks
-as in the model itself (`tests/integration/test_pictures.py`).
+as in the model itself. The processors of Gemma 3, LLaVA and Idefics 3 were tried
+(`tests/integration/test_pictures.py`); those of Qwen and SmolVLM also handle videos and need
+torchvision, and were not.
 
 ## GGUF
 
@@ -64,8 +75,15 @@ as in the model itself (`tests/integration/test_pictures.py`).
 (`tests/integration/test_gguf_convert.py`, `test_gguf_moe.py`). The experts of a block are stored as
 one tensor, and each expert is rounded with the importance of its own inputs. Heads that predict
 further tokens are left out. A config that llama.cpp would compute differently is refused with the
-reason; so is Phi-MoE, whose experts llama.cpp weighs differently. One difference is accepted:
-llama.cpp rounds the limits of gpt-oss's YaRN scaling, in every GGUF file of it.
+reason. Two differences are accepted, in every GGUF file of these models: llama.cpp rounds the
+limits of gpt-oss's YaRN scaling, and of tokens with equal scores the sparse attention of DeepSeek
+V3.2 and GLM 5 may read others. MoE models that llama.cpp runs and quantkit does not write:
+
+{unwritten}
+
+`gguf-mxfp4_moe` keeps experts that were published in MXFP4 (gpt-oss) as they are. `recommend`
+offers it for those alone: what rounding other models' experts to MXFP4 costs, no report and no
+published figure says.
 
 ## Sources that are already quantised
 
@@ -95,9 +113,11 @@ def page() -> str:
     )
     recorded = result["recorded"]
     parts = [
-        INTRODUCTION.replace("{gguf}", _gguf()).replace("{read}", _read()),
-        f"## Families\n\n{_count(families)} {used}; {result['machine']}, {recorded['date']}, "
-        f"commit {recorded['commit']}.\n",
+        INTRODUCTION.replace("{gguf}", _gguf())
+        .replace("{read}", _read())
+        .replace("{unwritten}", _unwritten()),
+        f"## Families\n\n{_count(families)} {_count_most(families)} {used}; "
+        f"{result['machine']}, {recorded['date']}, commit {recorded['commit']}.\n",
     ]
     engine = Engine.read()
     if engine is not None:
@@ -151,7 +171,7 @@ class Engine:
         """Of one family: how many of its checkpoints agree, or why none was tried."""
         tried = self.families.get(name, {}).get("recipes", {})
         if not tried:
-            return ""
+            return "not tried"
         agree = [recipe for recipe, one in tried.items() if one.get("agrees")]
         if len(agree) == len(tried):
             return "agrees" if len(tried) == 1 else f"agrees ({len(tried)} recipes)"
@@ -165,6 +185,10 @@ class Engine:
         """Each checkpoint that does not agree, with the engine's words."""
         found = []
         for name, family in self.families.items():
+            if not family["recipes"]:
+                used = f"transformers {self.result['versions']['transformers']}"
+                why = "no model was made" if family.get("built") else f"{used} does not build it"
+                found.append(f"{name}: not tried, since {why} on that host")
             for recipe, one in family["recipes"].items():
                 if one.get("agrees"):
                     continue
@@ -201,6 +225,14 @@ def _gguf() -> str:
     return textwrap.fill(f"GGUF output supports {', '.join(names)}", 100)
 
 
+def _unwritten() -> str:
+    """The families that do not, each reason once."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in sorted(UNWRITTEN.items()):
+        by_reason.setdefault(reason, []).append(name.removesuffix("ForCausalLM"))
+    return "\n".join(f"- {', '.join(names)}: {reason}" for reason, names in by_reason.items())
+
+
 def _read() -> str:
     """The families whose GGUF files are read, likewise."""
     names = sorted(name for name, f in FAMILIES.items() if f.llamacpp and f.readable)
@@ -212,6 +244,23 @@ def _count(families: dict[str, Any]) -> str:
     built = [found for found in families.values() if found.get("built")]
     whole = [f for f in built if all(r["ok"] for r in f["recipes"].values())]
     return f"{len(whole)} of {len(built)} families that transformers builds pass every recipe."
+
+
+def _count_most(families: dict[str, Any]) -> str:
+    """How many of those that `benchmarks/families.py` lists first pass the recipes for vLLM."""
+    tree = ast.parse(PROGRAM.read_text(encoding="utf-8"))
+    (kinds,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KINDS"
+    )
+    names = [name for listed in kinds.values() for name in listed.split()]
+    found = [families.get(name, {}).get("recipes", {}) for name in names]
+    whole = [tried for tried in found if all(tried.get(r, {}).get("ok") for r in SERVED)]
+    return (
+        f"Of the {len(names)} that people quantise most, {len(whole)} pass "
+        f"{', '.join(SERVED[:-1])} and {SERVED[-1]}."
+    )
 
 
 def _table(rows: dict[str, Any], engine: Engine | None) -> str:

@@ -46,7 +46,7 @@ OPTIONS = {
     "sweeps": "Rounds of coordinate descent over codes and scales after GPTQ.",
     "signed": "Integer scales may be negative, so that the extra code serves either side of zero.",
     "tune": "Steps of gradient descent after each block (`quantize --tune`).",
-    "distil": "Passes at the end in which all scales learn from the whole model's KL divergence.",
+    "distil": "Final passes in which codes and scales learn from the whole model's KL divergence.",
     "strength": "How much of the outliers moves into the weights; without it, a search decides.",
 }
 

@@ -79,13 +79,13 @@ def million_rows() -> str:
 
 # How far a set is from its pool: title, places or percent, which way is good.
 FIGURES = {
-    "token_distance": ("Jensen-Shannon distance of token frequencies", False, "low"),
+    "token_distance": ("Jensen-Shannon distance of token frequencies", False, "lower"),
     "vocabulary_coverage": (
-        "of the tokens that make up 99% of the pool, those it has", True, "high"),
-    "length_distance": ("Kolmogorov-Smirnov distance of lengths", False, "low"),
-    "source_distance": ("total variation of the sources' shares", False, "low"),
-    "cluster_distance": ("total variation of the topics' shares", False, "low"),
-    "cluster_coverage": ("share of the pool in topics that it covers", True, "high"),
+        "share of the pool's common tokens (99% of its text) that occur", True, "higher"),
+    "length_distance": ("Kolmogorov-Smirnov distance of lengths", False, "lower"),
+    "source_distance": ("total variation of the sources' shares", False, "lower"),
+    "cluster_distance": ("total variation of the topics' shares", False, "lower"),
+    "cluster_coverage": ("share of the pool whose topics occur", True, "higher"),
 }  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def chosen() -> str:
         found = [first[way][name] for way in ("figures", "random")]
         shown = [percent(x) if share else f"{x:.3f}" for x in found]
         rows.append([what, *shown, good])
-    return f"{text}\n\n{table(['', 'chosen:', 'random:', 'good is'], rows)}"
+    return f"{text}\n\n{table(['', 'chosen:', 'random:', 'better'], rows)}"
 
 
 @region

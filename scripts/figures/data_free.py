@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from figures.regions import gib, region, result, seconds, table, times
+from figures.regions import gib, link, paragraph, region, result, seconds, table, times
 
 
 def over_copy(run: dict[str, Any], name: str) -> float:
@@ -83,6 +83,18 @@ def refusals() -> str:
         what, slowest = max(wrong.items(), key=lambda one: one[1]["cpu_seconds"])
         rows.append([f"`{command}`", str(len(wrong)), seconds(slowest["cpu_seconds"]), what])
     return table(["command", "faults tried:", "slowest:", "that is"], rows)
+
+
+@region
+def busy() -> str:
+    run = result("busy")
+    (one,) = run["runs"]
+    return paragraph(
+        f"`quantkit {run['command']}` beside another program that keeps all {run['cores']} cores "
+        f"busy takes {one['ratio']:.2f} times as long as alone, {one['beside']['cpu_seconds']:.0f} "
+        f"s of CPU instead of {one['alone']['cpu_seconds']:.0f} s ({link('recorded', 'busy')}; aim "
+        "2.5)."
+    )
 
 
 @region

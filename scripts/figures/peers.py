@@ -119,7 +119,8 @@ def beside_peers(costs: dict[str, Cost], what: str, link: str) -> list[list[str]
             f"{name}{what}",
             told(costs[ours]),
             "; ".join(
-                f"{TOOLS[peer]} {told(costs[peer])} ({times(costs[peer][0] / costs[ours][0])})"
+                f"{TOOLS[peer]} {told(costs[peer])} "
+                f"({times(costs[peer][0] / costs[ours][0])} as long)"
                 for peer in theirs
             ),
             link,
@@ -144,7 +145,7 @@ def block_costs() -> dict[str, Cost]:
 
 
 def short_blocks(link: str) -> list[list[str]]:
-    return beside_peers(block_costs(), ", one more block of an 8B", link)
+    return beside_peers(block_costs(), ", per block of an 8B", link)
 
 
 def short_quality(name: str) -> tuple[str, str]:

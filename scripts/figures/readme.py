@@ -34,12 +34,12 @@ def measured_in_short() -> str:
         ],
         *peers.short_rows(source("peers_speed-h200")),
         [
-            "KL of Qwen2.5-Coder-1.5B in 4 bits, groups of 128; less is better",
+            "KL of Qwen2.5-Coder-1.5B in 4 bits, groups of 128; lower is better",
             *peers.short_quality(peers.LARGER),
             source("quality-h200"),
         ],
         [
-            "KL of SmolLM2-135M in 4 bits, groups of 64; less is better",
+            "KL of SmolLM2-135M in 4 bits, groups of 64; lower is better",
             *peers.short_quality(peers.SMALLER),
             source("quality-h200"),
         ],
@@ -58,7 +58,7 @@ def measured_in_short() -> str:
         [
             f"five-shot MMLU, {mmlu['same']['answers']:,} questions, the same answers",
             seconds(mmlu["our_seconds"]),
-            f"lm-eval {seconds(mmlu['lm_eval_seconds'])} ({times(mmlu['times_faster'])})",
+            f"lm-eval {seconds(mmlu['lm_eval_seconds'])} ({times(mmlu['times_faster'])} as long)",
             source("scoring-h200"),
         ],
         [

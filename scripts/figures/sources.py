@@ -74,7 +74,7 @@ def program(name: str) -> str:
 def machine(name: str, run: dict[str, Any]) -> str:
     """The GPU if there is one, and the processor."""
     one = run["runs"][0] if "runs" in run else run
-    told = one.get("machine")
+    told = one.get("machine") or run.get("machine")
     processor = told["processor"] if isinstance(told, dict) else told or "x86_64"
     cores = run.get("cores")
     if cores and "core" not in processor:
