@@ -319,7 +319,8 @@ class Decoder:
             for index, block in enumerate(blocks):
                 self.blocks[index] = Given(block, given, self._n_outputs)
             try:
-                made = self.model(input_ids=ids.to(self.device), use_cache=False).logits
+                with _placed(self.model, self.device):
+                    made = self.model(input_ids=ids.to(self.device), use_cache=False).logits
             finally:
                 for index, block in enumerate(blocks):
                     self.blocks[index] = block
@@ -335,13 +336,13 @@ class Decoder:
             self.model.load_state_dict(empty, strict=False, assign=True)
 
     def run(
-        self, block: torch.nn.Module, hidden: torch.Tensor, arguments: Mapping[str, Any]
+        self, block: Callable[..., Any], hidden: torch.Tensor, arguments: Mapping[str, Any]
     ) -> torch.Tensor:
         """A block's output."""
         return self.run_all(block, hidden, arguments)[0]
 
     def run_all(
-        self, block: torch.nn.Module, hidden: torch.Tensor, arguments: Mapping[str, Any]
+        self, block: Callable[..., Any], hidden: torch.Tensor, arguments: Mapping[str, Any]
     ) -> tuple[torch.Tensor, tuple[Any, ...]]:
         """A block's output, and what it returns besides."""
         added = arguments.get(ADDED)
@@ -374,3 +375,19 @@ def _note_added(recorders: list[Recorder]) -> None:
         assert after.hidden is not None
         added = after.hidden - before.hidden
         after.arguments[ADDED] = added if bool(added.any()) else None
+
+
+@contextmanager
+def _placed(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """The model and its parts say that they are on a device, as Idefics 3 asks itself: by default
+    they name that of their first parameter, which may be an unread one of a vision tower.
+    """
+    kinds = {type(part) for part in model.modules()}
+    kinds = {kind for kind in kinds if hasattr(kind, "device") and "device" not in vars(kind)}
+    for kind in kinds:
+        kind.device = property(lambda _: device)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for kind in kinds:
+            del kind.device  # type: ignore[attr-defined]

@@ -6,8 +6,9 @@ block moves a little, such that these come closer to the source's (KL divergence
 vocabulary, as in distillation). Steps are small: larger ones learn the calibration tokens by heart.
 Held-out batches decide whether the result is used.
 
-All blocks stay on the device, each is run again from its input in the backward pass. Where there is
-no room for that, codes keep their numbers and one block at a time is dequantised; only scales move.
+All blocks stay on the device. The last ones, as many as fit into free memory, keep what their
+backward pass needs; the others are run again from their inputs. Where there is no room for all
+blocks, codes keep their numbers and one block at a time is dequantised; only scales move.
 """
 
 import gc
@@ -15,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -36,6 +36,7 @@ from quantkit.onepass.tuning import (
     can_tune,
     divided,
     falling,
+    gradients,
     in_turn,
     reproducible,
 )
@@ -52,9 +53,13 @@ HELD = 16
 """One in this many batches is held out."""
 POSITIONS = 2048
 """Tokens whose logits are in memory at once."""
+SPARE = 0.5
+"""The share of free memory that blocks may fill with what their backward pass needs."""
 FILE = "distilled.safetensors"
 """In the journal: what was found, before any is written."""
 
+Found = tuple[dict[str, torch.Tensor], list[str]]
+"""Tensors to replace, by name, and what the manifest says about them."""
 LogitsOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -87,8 +92,12 @@ def distil(
     """
     found = journal.kept(FILE)
     if found is None:
-        found = _found(lesson, plan, writer, journal, progress)
+        found, notes = _found(lesson, plan, writer, journal, progress)
+        for note in notes:
+            progress.note(f"{plan.recipe.name}: {note}")
+        journal.keep_notes(notes)
         journal.keep(FILE, found)
+    plan.notes.extend(journal.notes)
     for name, tensor in found.items():
         writer.replace(name, tensor)
     writer.flush()
@@ -98,9 +107,9 @@ def distil(
 
 def _found(
     lesson: Lesson, plan: Plan, writer: FolderWriter, journal: Journal, progress: Progress
-) -> dict[str, torch.Tensor]:
-    """Tensors to replace, by as much learning as there is room for."""
-    name, device = plan.recipe.name, lesson.decoder.device
+) -> Found:
+    """By as much learning as there is room for."""
+    device = lesson.decoder.device
     n_codes = sum(tensor.n_elements for tensor in plan.quantized.values())
     for keeper, bytes_each in ((journal, DISTILLED_BYTES), (None, DISTILLED_SCALES_BYTES)):
         free = devices.free_bytes(device)
@@ -112,16 +121,15 @@ def _found(
             torch.cuda.empty_cache()
             continue
         if keeper is None:
-            progress.note(
-                f"{device} has no room for what moves the codes of {name}, about "
-                f"{n_codes * DISTILLED_BYTES / 2**30:.0f} GiB; only its scales were distilled"
+            found[1].append(
+                f"{device} had no room for what moves codes, about "
+                f"{n_codes * DISTILLED_BYTES / 2**30:.0f} GiB, so only scales were distilled"
             )
         return found
-    progress.note(f"{device} has no room for all blocks of {name} at once; it is not tuned further")
-    return {}
+    return {}, [f"not distilled, since {device} had no room for all blocks at once"]
 
 
-def _tried(student: "_Student", plan: Plan, progress: Progress) -> dict[str, torch.Tensor] | None:
+def _tried(student: "_Student", plan: Plan, progress: Progress) -> Found | None:
     """None where memory runs out after all."""
     try:
         with student:
@@ -131,8 +139,8 @@ def _tried(student: "_Student", plan: Plan, progress: Progress) -> dict[str, tor
         return None
 
 
-def _learn(student: "_Student", plan: Plan, progress: Progress) -> dict[str, torch.Tensor]:
-    """Better tensors, by name; empty where held-out batches show no gain."""
+def _learn(student: "_Student", plan: Plan, progress: Progress) -> Found:
+    """No tensors where held-out batches show no gain."""
     lesson = student.lesson
     taught, held = divided(len(lesson.samples), HELD)
     steps = plan.recipe.distilling_passes * len(taught)
@@ -142,16 +150,17 @@ def _learn(student: "_Student", plan: Plan, progress: Progress) -> dict[str, tor
         before = student.divergence(held, logits_of)
         for step, place in enumerate(in_turn(taught, steps, seed=0)):
             student.learn(place, logits_of)
+            if step == 0:  # gradients and their means are in memory from now on
+                student.keep_graphs(place)
             student.move(falling(step, steps), reach)
             progress.advance(1)
         after = student.divergence(held, logits_of)
     progress.finish()
-    kept = "is taken" if after < before else "is not: all stays as it was"
-    progress.note(
-        f"{plan.recipe.name}: KL on held-out calibration tokens {before:.4f}, distilled "
-        f"{after:.4f}, which {kept}"
-    )
-    return student.changed() if after < before else {}
+    if after < before:
+        note = f"distilled: KL on held-out calibration tokens went from {before:.4f} to {after:.4f}"
+        return student.changed(), [note]
+    note = "not distilled, since KL on held-out calibration tokens would have gone from "
+    return {}, [f"{note}{before:.4f} to {after:.4f}"]
 
 
 class _Learner:
@@ -187,6 +196,8 @@ class _Student:
         self._plain: list[dict[str, torch.Tensor]] = []
         self._learners: list[dict[str, _Learner]] = []
         self._resident: list[torch.nn.Module] = []
+        self._n_graphs = 0
+        """Blocks, the last ones, that need not be run again for the backward pass."""
         self._stack = ExitStack()
 
     def __enter__(self) -> "_Student":
@@ -241,42 +252,77 @@ class _Student:
         """A block with the weights of now."""
         return nullcontext(self._resident[index]) if self._resident else self._loaded(index)
 
-    def _arguments(self, index: int, place: int, n_samples: int) -> dict[str, Any]:
-        return self.lesson.calls[index].of_batch(place, n_samples, self.lesson.decoder.device)
+    def _run(
+        self, index: int, block: torch.nn.Module, place: int, states: torch.Tensor
+    ) -> torch.Tensor:
+        decoder = self.lesson.decoder
+        arguments = self.lesson.calls[index].of_batch(place, len(states), decoder.device)
+        return decoder.run(block, states, arguments)
 
-    def _inputs(self, place: int) -> list[torch.Tensor]:
-        """Inputs of every block, and the last block's output."""
-        states = self.lesson.start.batch(place)
-        found = [states]
-        for index in range(len(self._learners)):
+    def _inputs(self, place: int, n_blocks: int) -> list[torch.Tensor]:
+        """Inputs of the first blocks, and the last of these blocks' output."""
+        found = [self.lesson.start.batch(place)]
+        for index in range(n_blocks):
             with self._block(index) as block:
-                arguments = self._arguments(index, place, len(states))
-                states = self.lesson.decoder.run(block, states, arguments)
-            found.append(states)
+                found.append(self._run(index, block, place, found[-1]))
         return found
 
     def divergence(self, places: list[int], logits_of: LogitsOf) -> float:
         """KL divergence from the source, in nats per token."""
         total, n_tokens = 0.0, 0
         for place in places:
-            total += self._end(place, self._inputs(place)[-1], logits_of)[0].item()
+            states = self._inputs(place, len(self._learners))[-1]
+            total += self._end(place, states, logits_of)[0].item()
             n_tokens += sum(len(ids) for ids in self.lesson.samples[place])
         return total / n_tokens
 
     def learn(self, place: int, logits_of: LogitsOf) -> None:
         """Count the gradients of one batch."""
-        inputs = self._inputs(place)
+        n_blocks = len(self._learners)
+        inputs = self._inputs(place, n_blocks - self._n_graphs)
+        outputs: list[torch.Tensor] = []
+        for index in range(n_blocks - self._n_graphs, n_blocks):
+            inputs[-1] = inputs[-1].detach().requires_grad_()
+            with torch.enable_grad():
+                outputs.append(self._run(index, self._resident[index], place, inputs[-1]))
+            inputs.append(outputs[-1].detach())
         gradient = self._end(place, inputs.pop(), logits_of)[1]
-        for index in reversed(range(len(inputs))):
-            states = inputs.pop().detach().requires_grad_()
-            learners = self._learners[index]
+        for index in reversed(range(n_blocks)):
+            states, learners = inputs.pop(), self._learners[index]
             with self._block(index) as block, torch.enable_grad():
                 weights = [block.get_parameter(f"{name}.weight") for name in learners]
-                output = block(states, **self._arguments(index, place, len(states)))
-                output = output[0] if isinstance(output, tuple) else output
-                gradient, *found = torch.autograd.grad(output, [states, *weights], gradient)
+                if outputs:
+                    output = outputs.pop()
+                else:
+                    states = states.detach().requires_grad_()
+                    output = self._run(index, block, place, states)
+                gradient, *found = gradients(output, [states, *weights], gradient)
             for learner, slope in zip(learners.values(), found, strict=True):
                 learner.learn(slope)
+
+    def keep_graphs(self, place: int) -> None:
+        """From the second step on, let as many blocks keep their graphs as fit into memory."""
+        free = devices.free_bytes(self.lesson.decoder.device)
+        if self._resident and free is not None:
+            needed = self._graph_bytes(place)
+            self._n_graphs = min(len(self._resident), int(SPARE * free / max(1, needed)))
+
+    def _graph_bytes(self, place: int) -> int:
+        """What the backward pass of the last block needs besides weights."""
+        block, sizes = self._resident[-1], {}
+        own = {parameter.untyped_storage().data_ptr() for parameter in block.parameters()}
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        states = self.lesson.start.batch(place).detach().requires_grad_()
+        hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
+        with torch.enable_grad(), hooks:
+            self._run(len(self._resident) - 1, block, place, states)
+        return sum(sizes.values())
 
     def _end(
         self, place: int, states: torch.Tensor, logits_of: LogitsOf

@@ -17,6 +17,8 @@ from quantkit.onepass.mark import FOLDER, key_in, mark
 from quantkit.parsing import parse_json
 from quantkit.storage import write_json
 
+NOTES = "notes.json"
+
 
 class Journal:
     """The finished blocks of one checkpoint."""
@@ -65,6 +67,16 @@ class Journal:
         self.layers |= layers
         self.scales |= scales
         self.n_done = index + 1
+
+    @property
+    def notes(self) -> list[str]:
+        """What a stage after the blocks has to say of the checkpoint."""
+        path = self._folder / NOTES
+        return list(parse_json(path.read_bytes())) if path.is_file() else []
+
+    def keep_notes(self, notes: Sequence[str]) -> None:
+        """Store them, before the stage's result."""
+        write_json(self._folder / NOTES, list(notes))
 
     def keep(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Store the result of a stage after the blocks, before anything is done with it."""

@@ -45,6 +45,10 @@ from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress, Silent
 
 MAX_FALLBACK_SHARE = 0.01
+UNTAUGHT = (
+    "no gradient steps and no distillation, since this model's blocks hand each other more than "
+    "hidden states"
+)
 
 
 @dataclass
@@ -159,6 +163,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
         hidden.to_host()
     watcher = wanted.watcher
     streams = streams_of(plans, hidden, importance, watcher is not None, calls)
+    _note_untaught(streams, plans, progress)
     start = hidden.branch() if any(plan.recipe.distilling_passes for plan in plans) else None
     del hidden
     followed = probe.Probe()
@@ -226,6 +231,15 @@ def _copy_others(wanted: Pass, written: Collection[str]) -> None:
             wanted.copied.add(tensor.name)
 
 
+def _note_untaught(streams: Sequence[Stream], plans: Sequence[Plan], progress: Progress) -> None:
+    """Name the recipes that would learn by gradients and cannot."""
+    for stream in streams:
+        for plan in (plans[i] for i in stream.indices):
+            if plan.recipe.follows_source and stream.source is None:
+                plan.notes.append(UNTAUGHT)
+                progress.note(f"{plan.recipe.name}: {UNTAUGHT}")
+
+
 def _distil(
     wanted: Pass,
     streams: Sequence[Stream],
@@ -239,11 +253,7 @@ def _distil(
             if not plan.recipe.distilling_passes:
                 continue
             if stream.source is None:
-                wanted.progress.note(
-                    f"{plan.recipe.name}: this model passes more than hidden states between its "
-                    "blocks, so its scales are not tuned further"
-                )
-                continue
+                continue  # said when the streams were made
             with wanted.own(i):
                 distil.distil(
                     lesson(stream.source, calibration),

@@ -233,7 +233,7 @@ class _Lesson:
         weights = {n: p.weight().to(dtype).requires_grad_() for n, p in positions.items()}
         with torch.enable_grad():
             loss = self._error(place, weights)
-            found = torch.autograd.grad(loss, list(weights.values()))
+            found = gradients(loss, list(weights.values()))
         return {n: p.slopes(g) for (n, p), g in zip(positions.items(), found, strict=True)}
 
     @torch.no_grad()
@@ -247,9 +247,19 @@ class _Lesson:
         arguments = visit.stream.arguments(visit.call, place, len(batch), visit.decoder.device)
         dtype = visit.decoder.dtype
         given = {f"{name}.weight": weight.to(dtype) for name, weight in weights.items()}
-        output = torch.func.functional_call(self._block, given, (batch,), arguments)
-        output = output[0] if isinstance(output, tuple) else output
+
+        def block(states: torch.Tensor, **more: Any) -> Any:
+            return torch.func.functional_call(self._block, given, (states,), more)
+
+        output = visit.decoder.run(block, batch, arguments)
         return real(output - wanted, visit.padding.keep[place]).float().square().mean()
+
+
+def gradients(
+    loss: torch.Tensor, inputs: Sequence[torch.Tensor], slope: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Zero for what the loss does not depend on smoothly, such as weights that choose tokens."""
+    return torch.autograd.grad(loss, inputs, slope, allow_unused=True, materialize_grads=True)
 
 
 @contextmanager

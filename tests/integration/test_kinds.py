@@ -508,3 +508,25 @@ def test_a_model_with_code_of_its_own_is_taken_by_looking(tmp_path, run_cli):
     model = known["OddForCausalLM"](config).float()
     model.load_state_dict(dict(checkpoint.state(torch.float32)))
     assert families.gap(families.logits(ours), families.logits(model)) < 1e-4
+
+
+TAUGHT = Recipe.load("gptq-w4a16").model_copy(
+    update={"name": "taught", "options": {"tune": 4, "distil": 2}}
+)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v32", "qwen3_vl", "idefics3"])
+def test_models_with_choices_or_additions_learn_by_gradients(family, tmp_path):
+    # A choice of tokens has no gradient; what the model adds to the states is not the block's.
+    families.build(family, tmp_path / "model")
+    (checkpoint,) = families.make(tmp_path / "model", [TAUGHT], tmp_path / "out")
+    assert any("distilled" in note for note in checkpoint.manifest.notes)
+    (tmp_path / "copies").mkdir()
+    found = families.check(checkpoint, tmp_path / "model", tmp_path / "copies")
+    assert found["ok"], found
+
+
+def test_models_whose_blocks_share_more_than_states_say_that_nothing_learns(tmp_path):
+    families.build("gemma3n_text", tmp_path / "model")
+    (checkpoint,) = families.make(tmp_path / "model", [TAUGHT], tmp_path / "out")
+    assert any("no distillation" in note for note in checkpoint.manifest.notes)
