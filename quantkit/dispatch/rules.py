@@ -126,6 +126,10 @@ RULES = (
     Rule("width", ("refuses",), "Integer weights of a width that this version does not read",
           "serve with vLLM 0.25 or later, or quantise in 4 or 8 bits",
           f"{WNA16}: WNA16_SUPPORTED_TYPES_MAP"),
+    Rule("expert-width", ("refuses",),
+          "Integer experts of other widths than 4 and 8 bits: these versions get their shapes wrong",
+          "serve with vLLM 0.29 or later, or quantise experts in 4 or 8 bits",
+          "compressed_tensors_moe_wna16.py: create_weights", None, (0, 29)),
     Rule("packing", ("refuses", "garbage"),
           "Integers of 3, 5, 6 or 7 bits padded to 32-bit words, as compressed-tensors before 0.18 "
           "packs them; vLLM reads them dense",

@@ -24,6 +24,8 @@ from quantkit.hardware.kernels import (
     Version,
 )
 
+ANY_WIDTH: Version = (0, 29)
+"""From here on, shapes of packed experts are right for integers of any width."""
 FIRST: Version = (0, 26)
 READ: tuple[Version, ...] = (FIRST, (0, 32))
 COMPRESSED = "compressed-tensors"
@@ -75,6 +77,8 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
         Kernel("Marlin", _marlin),
         Kernel("Triton WNA16", lambda a: a.bits in (4, 8) and not a.act_order,
                _words("Triton's generic kernel")),
+        Kernel("Humming", lambda a: a.capability >= 75 and a.symmetric and not a.act_order
+               and a.group_size > 0, since=ANY_WIDTH),
     ),
     "int8": (
         Kernel("Triton INT8", lambda a: a.capability >= 75),
