@@ -77,9 +77,9 @@ def experts(judged: Judged) -> Iterator[Finding]:
                 scheme = _expert_scheme(judged, f"{block}.{index}.{name}")
                 tags.setdefault(scheme.tag if scheme else "16 bits", f"{block}.{index}.{name}")
         scheme = _expert_scheme(judged, next(iter(first.values())).name)
-        if scheme and scheme.kind == "wna16" and scheme.bits not in (4, 8):
-            if judged.version < expert_kernels.ANY_WIDTH:
-                yield finding("expert-width", block, f"experts of {scheme.bits} bits")
+        is_odd = scheme is not None and scheme.kind == "wna16" and scheme.bits not in (4, 8)
+        if scheme is not None and is_odd and judged.version < expert_kernels.ANY_WIDTH:
+            yield finding("expert-width", block, f"experts of {scheme.bits} bits")
         if len(tags) > 1:
             declared = "; ".join(f"{tag} ({name})" for tag, name in tags.items())
             yield finding("experts-scheme", block, f"declared differently: {declared}", "refuses")

@@ -127,7 +127,7 @@ RULES = (
           "serve with vLLM 0.25 or later, or quantise in 4 or 8 bits",
           f"{WNA16}: WNA16_SUPPORTED_TYPES_MAP"),
     Rule("expert-width", ("refuses",),
-          "Integer experts of other widths than 4 and 8 bits: these versions get their shapes wrong",
+          "Integer experts of a width other than 4 and 8 bits, whose shapes it gets wrong",
           "serve with vLLM 0.29 or later, or quantise experts in 4 or 8 bits",
           "compressed_tensors_moe_wna16.py: create_weights", None, (0, 29)),
     Rule("packing", ("refuses", "garbage"),
