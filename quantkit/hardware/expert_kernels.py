@@ -78,7 +78,7 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
         Kernel("Triton WNA16", lambda a: a.bits in (4, 8) and not a.act_order,
                _words("Triton's generic kernel")),
         Kernel("Humming", lambda a: a.capability >= 75 and a.symmetric and not a.act_order
-               and a.group_size > 0, since=ANY_WIDTH),
+               and a.group_size > 0 and a.method == COMPRESSED, since=ANY_WIDTH),
     ),
     "int8": (
         Kernel("Triton INT8", lambda a: a.capability >= 75),

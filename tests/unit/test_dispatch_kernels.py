@@ -199,6 +199,7 @@ STATIC = {"static": True, "per_tensor": True}
         ("mxfp4", "gpt-oss", 89, {}, "Marlin MXFP4", "Marlin MXFP4"),
         ("mxfp4", "gpt-oss", 120, {}, None, None),
         ("compressed-tensors", "gpt-oss", 90, {}, None, None),
+        ("compressed-tensors", "wna16", 80, {"group_size": 128, "bits": 5}, None, "Humming"),
     ],
 )
 def test_experts_of_other_methods(method, kind, capability, changes, at_26, at_32):
