@@ -21,7 +21,7 @@ CONSEQUENCES: dict[str, str] = {
 FAULTS = ("refuses", "garbage")
 ENGINES = ("vllm", "llama.cpp")
 READ_AT = {"vllm": "v0.26.0 (and, where versions differ, at tags from v0.18.0 to v0.27.0 and in "
-                   "the published source packages 0.28.0 to 0.32.0)",
+                   "the published source packages 0.28.0 to 0.33.0)",
            "llama.cpp": "b21e4de of August 2026"}  # fmt: skip
 CHANGED: dict[tuple[int, int], str] = {
     (0, 27): "ModelOpt's FP8 starts at compute capability 8.0",

@@ -88,7 +88,7 @@ def test_recommend_does_not_offer_what_the_rules_refuse():
         ),
         (
             KernelQuery("nvfp4", 4096, 4096, 90, (0, 0), group_size=16),
-            {(0, 31): "Marlin FP4", (0, 32): "Humming FP4"},
+            {(0, 31): "Marlin FP4", (0, 32): "Humming FP4", (0, 33): "Humming FP4"},
         ),
         (
             KernelQuery("nvfp4-a16", 4096, 4096, 100, (0, 0), group_size=16),
