@@ -12,7 +12,7 @@ from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 
 FILE = "recipe.yaml"
 OPTIONS: dict[str, dict[str, Any]] = {
-    "int": {"sweeps": 2},
+    "int": {"sweeps": 2, "signed": True},
     "float": {"held_out": True},
 }
 """GPTQ's options, as in the recipes that ship."""
