@@ -117,7 +117,9 @@ def show_status(found: "Status") -> None:
         ]
         console.print_lines("given up:", failures)
     if found.faults:
-        console.print_lines("not what was written:", [("-", fault) for fault in found.faults])
+        console.print_lines(
+            "changed since it was written:", [("-", fault) for fault in found.faults]
+        )
     if found.driver:
         typer.echo(f"driven by {found.driver}")
     elif found.is_done:

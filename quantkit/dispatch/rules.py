@@ -26,7 +26,7 @@ READ_AT = {"vllm": "v0.26.0 (and, where versions differ, at tags from v0.18.0 to
 CHANGED: dict[tuple[int, int], str] = {
     (0, 27): "ModelOpt's FP8 starts at compute capability 8.0",
     (0, 28): "bitsandbytes is gone",
-    (0, 29): "FP8 blocks on compute capability 8.9 run by Marlin, no longer by Triton",
+    (0, 29): "FP8 blocks on compute capability 8.9 run with Marlin, no longer with Triton",
     (0, 30): "act-order by group is refused",
     (0, 31): "AllSpark is gone",
     (0, 32): "Hopper prefers Humming to Marlin",
@@ -113,7 +113,7 @@ REPAIR = "`quantkit convert DIR --to FORMAT --repair` rewrites the config"
 RULES = (
     Rule("headers", ("refuses",), "A shard is truncated, missing or corrupt",
           "download the file again", "safetensors: deserialize"),
-    Rule("method", ("refuses",), "this version does not have that `quant_method`",
+    Rule("method", ("refuses",), "This version does not have that `quant_method`",
           "use a version that has it, or quantise the source model",
           "layers/quantization/__init__.py: get_quantization_config"),
     Rule("unknown-key", ("refuses",),
@@ -191,7 +191,7 @@ RULES = (
     Rule("kernel", ("refuses",), "No kernel of this version runs the layer on this GPU",
           "use another GPU or recipe (`quantkit recommend`)",
           f"{KERNELS}: choose_mp_linear_kernel, choose_scaled_mm_linear_kernel"),
-    Rule("slow-kernel", ("slow path",), "The layer runs by a fallback kernel on this GPU",
+    Rule("slow-kernel", ("slow path",), "The layer runs with a fallback kernel on this GPU",
           "use a recipe that the GPU runs natively (`quantkit recommend`)", KERNELS),
     Rule("fp8-blocks", ("refuses",),
           "Blocks do not divide the rows of a fused layer's shards",
@@ -230,7 +230,7 @@ RULES = (
     Rule("family-gone", ("refuses", "garbage"),
           "The model's class was taken out of vLLM, and its path through transformers refuses it "
           "or runs it without the state that it needs",
-          "serve with vLLM 0.23, or by transformers",
+          "serve with vLLM 0.23, or with transformers",
           "models/registry.py: _PREVIOUSLY_SUPPORTED_MODELS", (0, 24)),
     Rule("family-new", ("garbage",),
           "vLLM has no class for the model yet and runs it through transformers, where it computes "

@@ -104,8 +104,8 @@ def _conversion(manifest: Manifest) -> str:
     origin = manifest.converted_from
     assert origin is not None
     return (
-        f"from {plain(origin.format)} (digest `{origin.digest[:16]}`), every number as it was; the "
-        "layers' errors are those of that checkpoint"
+        f"from {plain(origin.format)} (digest `{origin.digest[:16]}`), without changing a number; "
+        "the layers' errors are those of that checkpoint"
     )
 
 

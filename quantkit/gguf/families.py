@@ -36,8 +36,8 @@ OF_EXPERTS = ("expert_", "moe_")
 NORM_EPS = ("norm_eps", "rms_norm_eps", "layer_norm_epsilon")
 UNNAMED = "the gguf package, whose names quantkit follows, has none for its tensors yet"
 UNWRITTEN = {
-    "PhimoeForCausalLM": "llama.cpp weighs a token's two experts to a sum of one, and Phi-MoE's "
-    "router gives nearly one to each",
+    "PhimoeForCausalLM": "llama.cpp normalises the weights of a token's two experts to sum "
+    "to one, while Phi-MoE's router gives each nearly one",
     "KimiLinearForCausalLM": "what llama.cpp computes for its linear attention was not compared "
     "with the model",
     **dict.fromkeys(

@@ -224,8 +224,8 @@ def find(name: str) -> GPU:
         "GPU",
         name,
         known,
-        "`quantkit gpus` lists all of them. For any other, call `quantkit recommend` with its "
-        "figures: --memory 24GB --bandwidth 1008GB/s.",
+        "`quantkit gpus` lists them. Describe one that is not listed to `quantkit recommend`: "
+        "--memory 24GB --bandwidth 1008GB/s.",
     )
 
 

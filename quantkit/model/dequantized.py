@@ -259,7 +259,7 @@ def _words(
     if tensor.shape[1] not in (padded, packing.n_words(columns, num_bits)):
         raise SourceError(
             f"{tensor.file.parent}: {tensor.name} holds {columns} columns in {tensor.shape[1]} "
-            f"words, which integers of {num_bits} bits do not fill; run quantkit verify"
+            f"words, which integers of {num_bits} bits do not fill; run `quantkit verify`"
         )
     if 32 % num_bits and "weight_zero_point" in beside:
         raise SourceError(

@@ -47,7 +47,7 @@ def version() -> str:
         raise MissingDependency(f"the engine llmcompressor is not installed; {INSTALL}") from None
     if not found.startswith(f"{SERIES}."):
         raise MissingDependency(
-            f"llmcompressor {found} is installed, quantkit knows {SERIES}; {INSTALL}"
+            f"llmcompressor {found} is installed, quantkit supports {SERIES}; {INSTALL}"
         )
     return found
 

@@ -160,7 +160,7 @@ def _begin(
         checks = verify(folder, source, progress, asked.trust_remote_code)
     if not checks.ok:
         return _Begun(folder, checks)
-    progress.note(f"{folder.name}: the files are right; now the engine")
+    progress.note(f"{folder.name}: files are sound; starting the engine")
     try:
         return _Begun(folder, checks, ask(Checkpoint.open(folder), engine, asked))
     except QuantkitError as error:
@@ -233,7 +233,7 @@ def compare(
         found += agreement.prompt_faults(answer.prompt_logprobs, made)
     written = read = whose = None
     if asked.level == "logprobs" and not found:
-        progress.note(f"{target.folder.name}: the engine has answered; now our reference")
+        progress.note(f"{target.folder.name}: the engine has answered; computing the reference")
         dtype = answer.dtype or str(read_config(target.folder).get("dtype") or "bfloat16")
         where, kind = devices.choose(asked.device), getattr(torch, dtype)
         texts = [a + b for a, b in zip(made.generate, answer.tokens, strict=True)]

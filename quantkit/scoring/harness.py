@@ -150,7 +150,7 @@ def _require_sound(checkpoint: Checkpoint) -> None:
 
     if faults := list(file_faults(checkpoint.folder, checkpoint.manifest)):
         raise CheckpointError(
-            f"{checkpoint.folder} does not match its manifest: {faults[0]}; run quantkit verify"
+            f"{checkpoint.folder} does not match its manifest: {faults[0]}; run `quantkit verify`"
         )
 
 

@@ -52,11 +52,13 @@ def load(
     try:
         missing, _ = model.load_state_dict(found.state(stored), strict=False, assign=True)
     except RuntimeError as error:
-        raise CheckpointError(f"{target.folder} does not fit its config; run verify") from error
+        raise CheckpointError(
+            f"{target.folder} does not fit its config; run `quantkit verify`"
+        ) from error
     model.tie_weights()
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     if gone := [name for name in missing if name not in tied]:
-        raise CheckpointError(f"{target.folder} lacks {gone[0]}; run verify")
+        raise CheckpointError(f"{target.folder} lacks {gone[0]}; run `quantkit verify`")
     if isinstance(target, Checkpoint) and not target.is_gguf:
         _round_inputs(model, target, found)
         _round_cache(model, target, found)
@@ -126,6 +128,8 @@ def _round_cache(model: Any, checkpoint: Checkpoint, links: Links) -> None:
         stored = links.module(attention)
         for spec in formats.kv_specs(stored, checkpoint.manifest.source.dtype):
             if spec.name not in scales:
-                raise CheckpointError(f"{checkpoint.folder} lacks {spec.name}; run verify")
+                raise CheckpointError(
+                    f"{checkpoint.folder} lacks {spec.name}; run `quantkit verify`"
+                )
             own[attention + spec.name.removeprefix(stored)] = scales[spec.name]
     activations.attach_to_cache(model, own)

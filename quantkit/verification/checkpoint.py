@@ -158,7 +158,7 @@ def _verify_gguf(
     if gguf.is_of_file(checkpoint):
         original = gguf.original_file(checkpoint)
         if original is None:
-            result.left_out.append(f"all but the header: {manifest.source.name} is not as it was")
+            result.left_out.append(f"all but the header: {manifest.source.name} has changed")
             return result
     else:
         if source is None and read_weights:

@@ -184,7 +184,7 @@ def test_a_report_replaces_published_figures(run_cli, config):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["8B"], 2, "which GPU?"),
+        (["8B"], 2, "--gpu NAME"),
         (["8B", "--gpu", "L4", "--users", "0"], 2, "--users: 0 is below 1"),
         (["8B", "--gpu", "L4", "--count", "0"], 2, "--count: 0 is below 1"),
         (["8B", "--gpu", "L4", "--context", "-5"], 2, "--context: -5 is below 1"),
@@ -325,7 +325,7 @@ def test_quantize_takes_the_recipe_that_fits(run_cli, tmp_path):
         (["demo", "-r", "rtn-w4a16", "--context", "4"], 2, "need --fit"),
         (["8B", "--fit", "RTX4090"], 3, "only a size"),
         (["demo", "--fit", "RTX409"], 3, "Did you mean"),
-        (["demo", "--fit", "RTX4090", "--context", "5000"], 3, "1,024 that demo was made for"),
+        (["demo", "--fit", "RTX4090", "--context", "5000"], 3, "up to 1,024 tokens"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
