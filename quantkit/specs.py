@@ -122,7 +122,7 @@ def problems(
         path = ".".join(part for part in place if part not in unseen)
         sort, context = fault["type"], fault.get("ctx", {})
         if sort in ("extra_forbidden", "invalid_key"):  # a number is not a field name either
-            lines.append((path, f"unknown key; {meant(place[-1], _keys(model))}"))
+            lines.append((path, f"unknown key; {suggestion(place[-1], _keys(model))}"))
         elif sort == "missing":
             lines.append((path, "is missing"))
         elif sort == "union_tag_not_found":
@@ -152,7 +152,7 @@ def json_problem(error: ValidationError, kind: type[BaseModel]) -> str:
     return problems(error, kind)[0].replace(LINES, "a JSON object")
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """A hint at the name that was probably meant."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)

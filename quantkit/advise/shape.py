@@ -290,7 +290,7 @@ class ModelShape:
             tied={},
             attentions=self._attentions,
             routers=self.routers,
-            kept=kept,
+            unquantised=kept,
             head=head,
             n_kv_heads=geometry.n_kv_heads(self.config),
             rows_by_head=rows_by_head(self.config),

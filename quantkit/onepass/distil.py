@@ -90,13 +90,13 @@ def distil(
     """Replace codes and scales of a checkpoint whose blocks are all written, where others are
     better.
     """
-    found = journal.kept(FILE)
+    found = journal.stored(FILE)
     if found is None:
         found, notes = _found(lesson, plan, writer, journal, progress)
         for note in notes:
             progress.note(f"{plan.recipe.name}: {note}")
         journal.keep_notes(notes)
-        journal.keep(FILE, found)
+        journal.store(FILE, found)
     plan.notes.extend(journal.notes)
     for name, tensor in found.items():
         writer.replace(name, tensor)

@@ -22,7 +22,7 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class Made:
+class EngineOutput:
     """What the engine left in memory."""
 
     state: dict[str, torch.Tensor]

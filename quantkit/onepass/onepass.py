@@ -199,7 +199,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     progress.finish()
     if importance is not None:
         importance.add_up(ranks, device)
-    states, made = followed.states, followed.made(visits, plans)
+    states, made = followed.states, followed.quantised_states(visits, plans)
     if not ranks.is_first:
         return decoder.written, None
     if watcher is not None:

@@ -19,13 +19,12 @@ from quantkit.export.manifest import now, versions
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
-from quantkit.scoring import answers, lmeval
+from quantkit.scoring import answers, lmeval, provenance
 from quantkit.scoring.answers import Outcome, Text
 from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.following import Followed, Prompts
 from quantkit.scoring.options import BACKENDS, Chat, ScoreOptions
-from quantkit.scoring.provenance import made
-from quantkit.scoring.scorecard import Made, Score, Scorecard, Settings
+from quantkit.scoring.scorecard import Provenance, Score, Scorecard, Settings
 from quantkit.scoring.task_needs import Tokenizer
 
 
@@ -164,7 +163,7 @@ def _identity(target: ModelSource | Checkpoint) -> dict[str, Any]:
             "size_bytes": manifest.size_bytes,
             "bits_per_weight": manifest.bits_per_weight,
             "source_fingerprint": manifest.source.fingerprint,
-            "made": made(manifest),
+            "made": provenance.of_manifest(manifest),
         }
     alike = {"likeness": likeness(target)}
     if isinstance(target, ForeignCheckpoint):
@@ -194,7 +193,7 @@ def _of_others(target: ForeignCheckpoint) -> dict[str, Any]:
         "size_bytes": target.size_bytes,
         "bits_per_weight": 8 * target.size_bytes / n_weights,
         "source_fingerprint": target.original.fingerprint if target.original else "",
-        "made": Made(
+        "made": Provenance(
             method=declared.method,
             weight_bits=sizes.pop() if len(sizes) == 1 else None,
             weight_type=first.weights.type,

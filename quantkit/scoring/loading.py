@@ -38,10 +38,10 @@ def load(
         Architecture.of(target.folder, trust_remote_code, target.tensors).check(target)
     model = skeleton(target.folder, trust_remote_code, dtype)
     found = _links(model, target)
-    n_mixtures = experts.separate(model, target.folder)
+    n_separated = experts.separate(model, target.folder)
     experts.stack(model, dict(found.stacked))
     # The experts of code that a model brings may be separate already.
-    if not n_mixtures and not any(EXPERT.search(f"{name}.") for name, _ in model.named_modules()):
+    if not n_separated and not any(EXPERT.search(f"{name}.") for name, _ in model.named_modules()):
         refuse_experts(read_config(target.folder), target.folder, "but quantkit finds no experts")
     if isinstance(target, ForeignCheckpoint):
         stored = {name: _cast(target.read(name), dtype) for name in target.tensors}

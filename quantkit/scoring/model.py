@@ -25,7 +25,7 @@ from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress
 from quantkit.scoring import cache, divergence, loading
-from quantkit.scoring.answering import Answer, Answerer, Request, Seen, truncated
+from quantkit.scoring.answering import Answer, Answerer, Observation, Request, truncated
 from quantkit.scoring.answers import Text
 from quantkit.scoring.following import Followed, Prompts
 from quantkit.scoring.rules import Rules, keys_of
@@ -78,7 +78,7 @@ class _SpecialTokens:
         self._windows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         self.losses = torch.zeros(len(counts), dtype=torch.float64)
 
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: Observation) -> None:
         at = (~self._is_text[seen.places]).nonzero()[:, 0]
         if len(at):
             values = seen.log_probabilities[at.to(seen.log_probabilities.device)].double().cpu()
@@ -186,7 +186,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         self._kept.answers.close()
 
     @property
-    def kept(self) -> str:
+    def cache_hits(self) -> str:
         """Which answers came from the cache, in words; empty where none did."""
         if not self._n_kept:
             return ""
@@ -286,7 +286,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
             )
         watchers = [watcher for watcher in (beside, recorder, compared) if watcher is not None]
 
-        def watch(seen: Seen) -> None:
+        def watch(seen: Observation) -> None:
             for watcher in watchers:
                 watcher.see(seen)
 

@@ -179,7 +179,7 @@ def test_held_out_tokens_choose_for_each_linear():
     linears = linears_of(weights(), NVFP4, held_out=True, heights=(40, 24))
     made = gptq.GPTQ.rounding.round(linears)
     assert {way: len(errors) for way, errors in made.held_out.items()} == {"gptq": 2, "rounding": 2}
-    held = products.Halves.of(linears.inputs.held)
+    held = products.Halves.of(linears.inputs.held_out)
     change = grid.dequantize(made.quantized, NVFP4) - linears.weight
     rows = slice(0, 40)
     share = products.row_energies(change[rows], held).sum()
@@ -188,7 +188,7 @@ def test_held_out_tokens_choose_for_each_linear():
     assert share.item() == pytest.approx(least, rel=1e-4)
     # Where tokens to learn from say nothing of those held out, GPTQ has nothing to offer.
     found = linears.inputs
-    found.gram = found.held + torch.diag(1e3 * torch.rand(256) ** 4)
+    found.gram = found.held_out + torch.diag(1e3 * torch.rand(256) ** 4)
     assert (gptq.GPTQ.rounding.round(linears).held_out["gptq"] > 0).all()
 
 

@@ -151,7 +151,7 @@ def asked_of(folder, device, instances, **more):
             ModelSource.open("demo"), torch.device(device), How(64), folder, Silent(), False
         )
     try:
-        return lm.loglikelihood(instances), lm.kept
+        return lm.loglikelihood(instances), lm.cache_hits
     finally:
         lm.close()
 
