@@ -106,7 +106,7 @@ LOADER = "model_loader/default_loader.py: load_weights"
 UNNAMED = "models/utils.py: AutoWeightsLoader"
 KERNELS = "kernels/linear/__init__.py"
 SKIPPED = "layers/quantization/utils/quant_utils.py: is_layer_skipped"
-QUANTIZE = "quantise the model again with a recipe of quantkit"
+QUANTIZE = "quantise the source model with a quantkit recipe"
 REPAIR = "`quantkit convert DIR --to FORMAT --repair` rewrites the config"
 
 
@@ -207,7 +207,7 @@ RULES = (
     Rule("act-order-gone", ("refuses",),
           "Act-order by group is declared (`desc_act`, `actorder: group`), which these versions no "
           "longer read",
-          "serve with vLLM 0.29 or earlier, or quantise again: recipes of quantkit keep the order",
+          "serve with vLLM 0.29 or earlier, or quantise again: quantkit's recipes keep the order",
           "layers/quantization/utils/gptq_utils.py (0.30.0): normalize_and_validate_gptq_desc_act; "
           f"{CT} (0.30.0): _quantization_scheme_map_from_config", (0, 30)),
     Rule("act-order", ("garbage", "refuses"),
@@ -277,7 +277,7 @@ RULES = (
     Rule("bnb-state", ("refuses",),
           "bitsandbytes weights without their state (`absmax`, `quant_map`, `quant_state`), or in "
           "another storage type than uint8",
-          "download again, or quantise with a recipe of quantkit",
+          "download again, or quantise with a quantkit recipe",
           "model_loader/bitsandbytes_loader.py (v0.26.0): _quantized_4bit_generator; "
           "layers/quantization/bitsandbytes.py (v0.26.0): BitsAndBytesConfig", None, (0, 28)),
     Rule("dtype", ("refuses",), "The method does not compute in the model's type",

@@ -373,7 +373,7 @@ def _wrong_activations(weights: WeightScheme, activations: ActivationScheme | No
                 "FP8 activations need FP8 weights, or symmetric 4-bit integers of "
                 "group_size 128 (W4AFP8)"
             )
-        return "" if activations.strategy == "token" else "W4AFP8 has one scale for each token"
+        return "" if activations.strategy == "token" else "W4AFP8 has one scale per token"
     if (weights.type, weights.num_bits) != (activations.type, 8) or activations.num_bits != 8:
         return "activations need 8-bit weights of the same type"
     if (weights.strategy == "block") != (activations.strategy == "group"):

@@ -125,9 +125,9 @@ def test_a_gpu_that_is_not_listed_can_be_described(run_cli):
     described = ["--memory", "24GB", "--bandwidth", "1008GB/s"]
     bare = run_cli(["recommend", "8B", *described])
     assert bare.code == 0
-    assert "compute rate of a GPU of your own is not known" in bare.stdout
+    assert "compute rate of your GPU is not known" in bare.stdout
     full = run_cli(["recommend", "8B", *described, "--capability", "8.9", "--tflops", "165"])
-    assert full.stdout.startswith("8B on a GPU of your own: awq-gptq-w4a16")
+    assert full.stdout.startswith("8B on your GPU: awq-gptq-w4a16")
 
 
 def test_gb_on_a_card_are_gib_and_that_is_said(run_cli):
