@@ -122,11 +122,11 @@ def _found(
             continue
         if keeper is None:
             found[1].append(
-                f"{device} had no room for what moves codes, about "
-                f"{n_codes * DISTILLED_BYTES / 2**30:.0f} GiB, so only scales were distilled"
+                f"only scales were distilled: too little memory on {device} for codes, which "
+                f"take about {n_codes * DISTILLED_BYTES / 2**30:.0f} GiB"
             )
         return found
-    return {}, [f"not distilled, since {device} had no room for all blocks at once"]
+    return {}, [f"not distilled: too little memory on {device} for all blocks at once"]
 
 
 def _tried(student: "_Student", plan: Plan, progress: Progress) -> Found | None:
@@ -159,7 +159,7 @@ def _learn(student: "_Student", plan: Plan, progress: Progress) -> Found:
     if after < before:
         note = f"distilled: KL on held-out calibration tokens went from {before:.4f} to {after:.4f}"
         return student.changed(), [note]
-    note = "not distilled, since KL on held-out calibration tokens would have gone from "
+    note = "not distilled: KL on held-out calibration tokens would have gone from "
     return {}, [f"{note}{before:.4f} to {after:.4f}"]
 
 

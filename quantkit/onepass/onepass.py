@@ -46,7 +46,7 @@ from quantkit.progress import Progress, Silent
 
 MAX_FALLBACK_SHARE = 0.01
 UNTAUGHT = (
-    "no gradient steps and no distillation, since this model's blocks hand each other more than "
+    "no gradient steps and no distillation, since this model's blocks pass each other more than "
     "hidden states"
 )
 

@@ -58,8 +58,8 @@ def evaluate(
     follows = asked.server is None and asked.backend == BACKENDS[0]
     if not follows and (unjudged := [p.name for p in followed if not p.judges]):
         raise ScoreError(
-            f"{unjudged[0]} holds a model against its source's own answers, which only the backend "
-            "transformers does; leave out --server and --backend, or give rows a judge"
+            f"{unjudged[0]} compares a model with its source's own answers, which needs --backend "
+            "transformers; leave out --server and --backend, or give the rows a judge"
         )
     if isinstance(target, Checkpoint):
         _require_sound(target)

@@ -270,7 +270,7 @@ def test_experts_of_a_block_have_one_format(made):
         },
         "x",
     )
-    with pytest.raises(RecipeError, match="different numbers"):
+    with pytest.raises(RecipeError, match="experts of a block"):
         _check_experts(recipe, names)
 
 

@@ -119,7 +119,7 @@ def test_changed_is_checked_like_the_file():
     with pytest.raises(DataError) as refused:
         spec.changed(before, {"short": "drop", "n_samples": 0}, "mine")
     first, *problems = str(refused.value).splitlines()
-    assert first == "mine cannot be built like that:"
+    assert first.startswith("mine cannot be built")
     assert {problem.strip().split(":")[0] for problem in problems} == {"n_samples", "short"}
 
 
