@@ -240,7 +240,7 @@ class Question:
             raise AdviceError("tensor-parallel and pipeline-parallel sizes must be at least 1")
         if tensor * pipeline > self.count:
             asked, needed = Split(tensor, pipeline), tensor * pipeline
-            raise AdviceError(f"{asked} needs {needed} GPUs, but --count is {self.count}")
+            raise AdviceError(f"{asked} needs --count {needed} or more, not {self.count}")
         if constraint.has_whole_experts and not parallel.n_experts(shape):
             raise AdviceError(
                 f"{shape.label} is not an MoE model and has no experts to distribute; leave out "

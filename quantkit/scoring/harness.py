@@ -91,8 +91,8 @@ def evaluate(
         finally:
             lm.close()
     progress.finish()
-    if kept := getattr(lm, "kept", ""):
-        progress.note(kept)
+    if hits := getattr(lm, "cache_hits", ""):
+        progress.note(hits)
     outcomes = answers.of_samples(results["samples"], lm.texts)
     scores = _scores(results, lm.texts)
     for prompts in followed:

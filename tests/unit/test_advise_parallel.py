@@ -386,7 +386,7 @@ def test_one_line_tells_how_gpus_share_the_answer():
     [
         (
             {"count": 2, "constraint": SplitConstraint(tensor=2, pipeline=2)},
-            "pipeline of 2 .*4 GPUs.*--count.*2",
+            "pipeline of 2 .*--count 4.*2",
         ),
         ({"constraint": SplitConstraint(tensor=0)}, "tensor.* 1"),
         (
