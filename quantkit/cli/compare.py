@@ -43,7 +43,7 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Score a source and checkpoints of any tool, and report."""
+    """Score a source and checkpoints from any tool, and report."""
     from quantkit.calls.score import Comparison, Models, ScoreOptions
     from quantkit.cli import start
 
