@@ -95,7 +95,7 @@ METRICS = {
             Metric(name, label, SHARE, True, counts="questions", paired=ANSWERS)
             for name, label in (
                 ("pass@1", "pass@1"),
-                ("pass_at_1", "pass@1"),
+                ("pass_at_1", "pass@1 (MBPP)"),
                 ("prompt_level_strict_acc", "instructions followed"),
                 ("regex_match", "pattern found"),
                 ("valid_json", "valid JSON"),
