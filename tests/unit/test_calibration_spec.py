@@ -38,7 +38,7 @@ def test_defaults_are_the_usual_ones(tmp_path):
             {"sources": [{"kind": "s3", "path": "a"}]},
             ["sources.0.kind: must be files, hub, stdin, ", "not 's3'"],
         ),
-        ({"sources": [{"path": "a"}]}, ["sources.0.kind: is missing; there are: files, hub,"]),
+        ({"sources": [{"path": "a"}]}, ["sources.0.kind: is missing; choose from: files, hub,"]),
         ({"sources": [{"kind": "files"}]}, ["sources.0.path: is missing"]),
         ({"sources": []}, ["sources: must be a list of at least one, not []"]),
         ({"summary": "nothing"}, ["sources: is missing"]),
