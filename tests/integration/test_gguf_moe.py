@@ -297,7 +297,7 @@ REFUSED = {
     "gpt_oss": ({"swiglu_limit": 5.0}, "swiglu_limit 5.0"),
     "llama4_text": ({"use_qk_norm": False}, "use_qk_norm False"),
     "qwen3_next": ({"linear_value_head_dim": 32}, "values wider or narrower than keys"),
-    "phimoe": ({}, "PhimoeForCausalLM, which GGUF output does not support: llama.cpp weighs"),
+    "phimoe": ({}, "PhimoeForCausalLM, which GGUF output does not support: llama.cpp"),
 }
 
 
