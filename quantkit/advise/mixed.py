@@ -6,7 +6,7 @@ from typing import Any
 
 from quantkit.advise import memory, shape
 from quantkit.errors import HardwareError
-from quantkit.hardware import gpus
+from quantkit.hardware import gpus, support
 from quantkit.mixed.budget import Budget, Choice, one_percent_more
 from quantkit.mixed.run import MixedOptions, choose
 from quantkit.mixed.table import Table
@@ -73,4 +73,9 @@ def budget(
         )
     slug = device.name.lower().replace(" ", "-")
     words = f"{room * count / memory.GIB:.2f} GiB on {where} (context {tokens}, {users} users)"
-    return Budget(size_bytes=room * count, words=words, name=f"mixed-{slug}")
+    return Budget(
+        size_bytes=room * count,
+        words=words,
+        name=f"mixed-{slug}",
+        only_common=support.runs(device, "w5a16").how == "no",
+    )

@@ -45,10 +45,10 @@ def _show(found: "Prediction", many: bool) -> None:
         key = (choice.kernel or "no kernel", choice.scheme.tag)
         kernels.setdefault(key, []).append(choice.layer)
     for (kernel, tag), layers in kernels.items():
-        console.say(f"kernel    {kernel}: {len(layers)} layers of {tag}", hang=10)
+        console.say(f"kernel    {kernel}: {_layers(len(layers))} of {tag}", hang=10)
     if not found.kernels:
         for tag, n in found.schemes.items():
-            console.say(f"scheme    {tag}: {n} layers", hang=10)
+            console.say(f"scheme    {tag}: {_layers(n)}", hang=10)
     for words in found.left_out:
         console.say(f"left out  {words}", hang=10)
     shown: dict[str, int] = {}
@@ -63,3 +63,7 @@ def _show(found: "Prediction", many: bool) -> None:
     for name, n in shown.items():
         if n > MOST:
             console.say(f"          {n - MOST} more by rule {name}: --json lists them", hang=10)
+
+
+def _layers(n: int) -> str:
+    return "1 layer" if n == 1 else f"{n} layers"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from quantkit.dispatch.layers import TOGETHER, Layer
 from quantkit.dispatch.rules import Finding, finding
 from quantkit.dispatch.schemes import Judged, Scheme, Unsupported, is_match, is_readable
+from quantkit.hardware import expert_kernels
 
 
 def fused(judged: Judged) -> Iterator[Finding]:
@@ -75,6 +76,10 @@ def experts(judged: Judged) -> Iterator[Finding]:
             for name in layers:
                 scheme = _expert_scheme(judged, f"{block}.{index}.{name}")
                 tags.setdefault(scheme.tag if scheme else "16 bits", f"{block}.{index}.{name}")
+        scheme = _expert_scheme(judged, next(iter(first.values())).name)
+        is_odd = scheme is not None and scheme.kind == "wna16" and scheme.bits not in (4, 8)
+        if scheme is not None and is_odd and judged.version < expert_kernels.ANY_WIDTH:
+            yield finding("expert-width", block, f"experts of {scheme.bits} bits")
         if len(tags) > 1:
             declared = "; ".join(f"{tag} ({name})" for tag, name in tags.items())
             yield finding("experts-scheme", block, f"declared differently: {declared}", "refuses")

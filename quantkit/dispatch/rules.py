@@ -21,7 +21,7 @@ CONSEQUENCES: dict[str, str] = {
 FAULTS = ("refuses", "garbage")
 ENGINES = ("vllm", "llama.cpp")
 READ_AT = {"vllm": "v0.26.0 (and, where versions differ, at tags from v0.18.0 to v0.27.0 and in "
-                   "the published source packages 0.28.0 to 0.32.0)",
+                   "the published source packages 0.28.0 to 0.33.0)",
            "llama.cpp": "b21e4de of August 2026"}  # fmt: skip
 CHANGED: dict[tuple[int, int], str] = {
     (0, 27): "ModelOpt's FP8 starts at compute capability 8.0",
@@ -126,6 +126,10 @@ RULES = (
     Rule("width", ("refuses",), "Integer weights of a width that this version does not read",
           "serve with vLLM 0.25 or later, or quantise in 4 or 8 bits",
           f"{WNA16}: WNA16_SUPPORTED_TYPES_MAP"),
+    Rule("expert-width", ("refuses",),
+          "Integer experts of a width other than 4 and 8 bits, whose shapes it gets wrong",
+          "serve with vLLM 0.29 or later, or quantise experts in 4 or 8 bits",
+          "compressed_tensors_moe_wna16.py: create_weights", None, (0, 29)),
     Rule("packing", ("refuses", "garbage"),
           "Integers of 3, 5, 6 or 7 bits padded to 32-bit words, as compressed-tensors before 0.18 "
           "packs them; vLLM reads them dense",

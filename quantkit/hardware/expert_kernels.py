@@ -5,10 +5,10 @@ mxfp8.py, and of mxfp4.py what it does for gpt-oss, with the Triton kernels that
 bring), the classes in fused_moe/experts that they ask, and what asks them in layers/quantization:
 compressed_tensors_moe (MXFP4 outside gpt-oss is chosen there, in its w4a4_mxfp4.py), auto_gptq.py,
 auto_awq.py (with moe_wna16.py, where Marlin does not take the sizes), fp8.py and modelopt.py, at
-v0.26.0 and 0.32.0; which GPUs CUTLASS' MXFP4 is for in csrc (mxfp4_experts_quant.cu), and which
-types Marlin is built for in its generate_kernels.py. For CUDA, gated SiLU, on one GPU or tensor
-parallel, with FlashInfer and Humming installed as vLLM's own requirements install them. A version
-between the two gets an answer where both have the same.
+v0.26.0, 0.32.0 and 0.33.0; which GPUs CUTLASS' MXFP4 is for in csrc (mxfp4_experts_quant.cu), and
+which types Marlin is built for in its generate_kernels.py. For CUDA, gated SiLU, on one GPU or
+tensor parallel, with FlashInfer and Humming installed as vLLM's own requirements install them. A
+version between these gets an answer where all have the same.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,10 @@ from quantkit.hardware.kernels import (
     Version,
 )
 
+ANY_WIDTH: Version = (0, 29)
+"""From here on, shapes of packed experts are right for integers of any width."""
 FIRST: Version = (0, 26)
-READ: tuple[Version, ...] = (FIRST, (0, 32))
+READ: tuple[Version, ...] = (FIRST, (0, 32), (0, 33))
 COMPRESSED = "compressed-tensors"
 
 
@@ -75,6 +77,8 @@ LISTS: dict[str, tuple[Kernel, ...]] = {
         Kernel("Marlin", _marlin),
         Kernel("Triton WNA16", lambda a: a.bits in (4, 8) and not a.act_order,
                _words("Triton's generic kernel")),
+        Kernel("Humming", lambda a: a.capability >= 75 and a.symmetric and not a.act_order
+               and a.group_size > 0 and a.method == COMPRESSED, since=ANY_WIDTH),
     ),
     "int8": (
         Kernel("Triton INT8", lambda a: a.capability >= 75),

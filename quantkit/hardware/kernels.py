@@ -1,7 +1,7 @@
 """The kernel that vLLM picks for a layer: its candidates in its own order, each with its limits.
 
 Read from vllm/model_executor/kernels/linear (`__init__.py` and one file per kernel) at v0.26.0, and
-at 0.28.0 to 0.32.0, for CUDA. Assumes the packages that vLLM's own requirements install:
+at 0.28.0 to 0.33.0, for CUDA. Assumes the packages that vLLM's own requirements install:
 FlashInfer, and from 0.24 on Humming; not Conch.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 MARLIN_GROUPS = (-1, 32, 64, 128)
 Version = tuple[int, int]
-NEWEST: Version = (0, 32)
+NEWEST: Version = (0, 33)
 """The newest version that was read."""
 
 

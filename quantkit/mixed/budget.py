@@ -36,6 +36,8 @@ class Budget:
     """What the size is for, where a GPU determines it."""
     name: str = ""
     """Name of the recipe that is made from it."""
+    only_common: bool = False
+    """Whether the GPU is one that integers of 4 and 8 bits run on, and none of other widths."""
 
     def __post_init__(self) -> None:
         if (self.bits is None) == (self.size_bytes is None):
@@ -101,8 +103,8 @@ class Target(Protocol):
     def names(self, formats: Sequence[str]) -> list[str]:
         """Formats by their names or by those of mixes."""
 
-    def is_rare(self, format: str) -> bool:
-        """Whether the engine runs it only with another package installed."""
+    def is_common(self, format: str) -> bool:
+        """Whether the engine runs it on every GPU, as far as it has kernels for its kind."""
 
     def recipe(
         self, table: Table, choice: Sequence[int], name: str, summary: str
@@ -114,23 +116,16 @@ class Target(Protocol):
 
 
 def choose(table: Table, budget: Budget, target: Target, formats: Sequence[str] = ()) -> Choice:
-    """The formats with the least predicted cost within a budget.
-
-    Three-bit formats, which vLLM runs with another package's kernels, are considered where 4 bits
-    do not fit or where they are named.
-    """
+    """The formats with the least predicted cost within a budget."""
     names = _names(table, target, formats)
-    usual = [name for name in names if not target.is_rare(name)]
-    if formats or usual == names or not usual:
-        return _chosen(table.only(names), budget, target)
-    try:
-        return _chosen(table.only(usual), budget, target)
-    except HardwareError:
-        found = _chosen(table.only(names), budget, target)
-    rare = [name for name in found.counts if target.is_rare(name)]
-    found.notes.append(
-        f"{', '.join(rare)}: vLLM runs fewer than 4 bits by the package humming-kernels"
-    )
+    if budget.only_common and not formats:
+        names = [name for name in names if target.is_common(name)]
+    found = _chosen(table.only(names), budget, target)
+    if special := [name for name in found.counts if not target.is_common(name)]:
+        found.notes.append(
+            f"{', '.join(special)}: for vLLM 0.25 or later on NVIDIA GPUs from compute capability "
+            "7.5; elsewhere, use --formats int4-int8"
+        )
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from quantkit import formats
 from quantkit.errors import UnknownName
+from quantkit.model.architecture import EXPERT
 from quantkit.recipe import Recipe
 from quantkit.schemes import ActivationScheme, WeightScheme
 from quantkit.tensorspec import TensorSpec
@@ -19,6 +20,11 @@ MIXES = {
     "int": (
         *("w3a16-g128", "w3a16-g64", "w3a16-g32"),
         *("w4a16-g128", "w4a16-g64", "w4a16-g32"),
+        *("w5a16-g128", "w5a16-g64", "w6a16-g128", "w6a16-g64"),
+        *("w8a16-g128", "w8a16-g32", SIXTEEN),
+    ),
+    "int4-int8": (
+        *("w4a16-g128", "w4a16-g64", "w4a16-g32"),
         *("w8a16-g128", "w8a16-g32", SIXTEEN),
     ),
     "nvfp4": ("nvfp4", "fp8", SIXTEEN),
@@ -26,8 +32,10 @@ MIXES = {
     "fp8": ("fp8", SIXTEEN),
 }
 """Sets that vLLM can mix; the first is the default."""
-EXTRA_KERNELS = (2, 3, 5, 6, 7)
-"""Integer widths that vLLM runs with another package's kernels (humming-kernels)."""
+COMMON_WIDTHS = (4, 8)
+"""Integers that vLLM runs everywhere; others by Humming's kernels, on NVIDIA GPUs only, and in
+experts only from 0.29 on.
+"""
 GPTQ = "gptq"
 _INTEGER = re.compile(r"w([2-8])a16-g(32|64|128)")
 _FLOATS = {
@@ -81,10 +89,10 @@ class Candidate:
         return self.method == GPTQ
 
     @property
-    def needs_extra_kernels(self) -> bool:
-        """Whether vLLM runs it only with another package installed."""
+    def is_common(self) -> bool:
+        """Whether vLLM runs it on all GPUs that have kernels for its kind, and in experts."""
         scheme = self.weights
-        return scheme is not None and scheme.type == "int" and scheme.num_bits in EXTRA_KERNELS
+        return scheme is None or scheme.type != "int" or scheme.num_bits in COMMON_WIDTHS
 
     @property
     def recipe(self) -> Recipe:
@@ -96,10 +104,12 @@ class Candidate:
 
     def size_bytes(self, module: str, weight: TensorSpec) -> int | None:
         """Bytes of the tensors that store a weight; None where the format does not fit its
-        shape.
+        shape, or experts.
         """
         if self.weights is None:
             return weight.size_bytes
+        if EXPERT.search(module) and not self.is_common:
+            return None
         rows, columns = weight.shape
         size = self.weights.group_size
         if isinstance(size, int) and columns % size:

@@ -32,8 +32,8 @@ class VLLM:
     def names(self, formats: Sequence[str]) -> list[str]:
         return [one.name for one in candidates.by_names(formats)]
 
-    def is_rare(self, format: str) -> bool:
-        return candidates.find(format).needs_extra_kernels
+    def is_common(self, format: str) -> bool:
+        return candidates.find(format).is_common
 
     def recipe(
         self, table: Table, choice: Sequence[int], name: str, summary: str
@@ -61,8 +61,8 @@ class LlamaCpp:
     def names(self, formats: Sequence[str]) -> list[str]:
         return [one.name for one in gguf_candidates.by_names(formats)]
 
-    def is_rare(self, format: str) -> bool:
-        return False
+    def is_common(self, format: str) -> bool:
+        return True
 
     def recipe(
         self, table: Table, choice: Sequence[int], name: str, summary: str

@@ -69,6 +69,6 @@ def dispatch_sources() -> str:
         "For versions after 0.26, the config classes, the choice of schemes of compressed-tensors, "
         "GPTQ, AWQ, FP8, ModelOpt and MXFP4, and the lists of kernels (`kernels/linear`) were "
         "compared version by version. The kernels of experts (`fused_moe/oracle`) were read at "
-        "0.26 and 0.32, except those of MXFP4 with FP8 activations. Of the model loaders, only "
-        f"gpt-oss's was compared. What changed: {changed}."
+        "0.26, 0.32 and 0.33, except those of MXFP4 with FP8 activations. Of the model loaders, "
+        f"only gpt-oss's was compared. What changed: {changed}."
     )

@@ -510,6 +510,14 @@ def test_a_model_with_code_of_its_own_is_taken_by_looking(tmp_path, run_cli):
     assert families.gap(families.logits(ours), families.logits(model)) < 1e-4
 
 
+def test_experts_of_other_widths_are_refused_for_versions_that_cannot_read_them(tmp_path):
+    families.build("qwen3_moe", tmp_path / "model")
+    (checkpoint,) = families.make(tmp_path / "model", ["rtn-w5a16"], tmp_path / "out")
+    early = prediction.predict(checkpoint.folder, version="0.28")
+    assert {found.rule.id for found in early.faults} == {"expert-width"}
+    assert prediction.predict(checkpoint.folder, version="0.29").ok
+
+
 TAUGHT = Recipe.load("gptq-w4a16").model_copy(
     update={"name": "taught", "options": {"tune": 4, "distil": 2}}
 )

@@ -20,6 +20,7 @@ from quantkit.model.source import ModelSource
 from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.recipe import Recipe, load
 from quantkit.scoring.provenance import of_manifest
+from quantkit.tensorspec import TensorSpec
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +160,28 @@ def test_budgets_that_cannot_be_kept_are_refused_with_one_that_can(made):
     smallest = float(str(error.value).split("works is ")[1].split()[0])
     found = choose(source, MixedOptions(Budget(bits=smallest + 0.001), table=table), known)
     assert found.bits == pytest.approx(smallest, abs=0.001)
-    assert any("humming" in note for note in found.notes)
+    assert any("w3a16" in note and "7.5" in note for note in found.notes)
+
+
+def test_experts_have_widths_that_every_version_reads():
+    weight = TensorSpec("weight", "BF16", (256, 256))
+    expert, layer = "model.layers.0.mlp.experts.0.up_proj", "model.layers.0.mlp.up_proj"
+    for name, runs in {"w4a16-g128": True, "w8a16-g32": True, "w5a16-g128": False}.items():
+        candidate = candidates.find(name)
+        assert candidate.size_bytes(layer, weight)
+        assert bool(candidate.size_bytes(expert, weight)) == runs
+
+
+def test_widths_that_a_gpu_has_no_kernels_for_are_left_out(made):
+    source, _, known = made
+    free = choose(source, MixedOptions(Budget(bits=5)), known)
+    assert {"w5a16-g128", "w6a16-g128"} & {*free.counts}
+    common = choose(source, MixedOptions(Budget(bits=5, only_common=True)), known)
+    assert {name[:2] for name in common.counts} <= {"w4", "w8", "bf"}
+    assert common.allocation.cost > free.allocation.cost
+    assert not common.notes
+    named = choose(source, MixedOptions(Budget(bits=5), formats=("int4-int8",)), known)
+    assert named.counts == common.counts
 
 
 def test_a_budget_that_everything_fits_keeps_16_bits(made, text, tmp_path):

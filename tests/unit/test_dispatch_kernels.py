@@ -88,7 +88,7 @@ def test_recommend_does_not_offer_what_the_rules_refuse():
         ),
         (
             KernelQuery("nvfp4", 4096, 4096, 90, (0, 0), group_size=16),
-            {(0, 31): "Marlin FP4", (0, 32): "Humming FP4"},
+            {(0, 31): "Marlin FP4", (0, 32): "Humming FP4", (0, 33): "Humming FP4"},
         ),
         (
             KernelQuery("nvfp4-a16", 4096, 4096, 100, (0, 0), group_size=16),
@@ -199,6 +199,7 @@ STATIC = {"static": True, "per_tensor": True}
         ("mxfp4", "gpt-oss", 89, {}, "Marlin MXFP4", "Marlin MXFP4"),
         ("mxfp4", "gpt-oss", 120, {}, None, None),
         ("compressed-tensors", "gpt-oss", 90, {}, None, None),
+        ("compressed-tensors", "wna16", 80, {"group_size": 128, "bits": 5}, None, "Humming"),
     ],
 )
 def test_experts_of_other_methods(method, kind, capability, changes, at_26, at_32):

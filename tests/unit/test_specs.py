@@ -45,7 +45,10 @@ def told(data):
         ({1: []}, "1: unknown key; choose from: pets, size, rooms, warmth, road"),
         ({"pets": "cat"}, "pets: must be a list, such as [a, b], not 'cat'"),
         ({"pets": [{"lives": 3}]}, "pets.0.kind: is missing; choose from: cat, dog"),
-        ({"pets": [{"kind": "cat", "cat": 1}]}, "pets.0.cat: unknown key; choose from: kind, lives"),
+        (
+            {"pets": [{"kind": "cat", "cat": 1}]},
+            "pets.0.cat: unknown key; choose from: kind, lives",
+        ),
         (
             {"pets": [{"kind": "cta"}]},
             "pets.0.kind: must be cat or dog, not 'cta'; did you mean cat?",
