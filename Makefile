@@ -66,7 +66,7 @@ bench: $(VENV)/.developed
 	$(BIN)/python benchmarks/startup.py --questions
 	$(BIN)/python benchmarks/data_free.py --blocks 4 --hidden 1024 --intermediate 2816
 
-# Thousands of damaged inputs, kills and limits; hours. Stopped, it goes on where it was.
+# Thousands of damaged inputs, kills and limits: takes hours, and resumes after a stop.
 faults: $(VENV)/.developed
 	nice $(BIN)/python tests/faults/campaign.py mutations 0:10000
 	nice $(BIN)/python tests/faults/campaign.py kills 0:500

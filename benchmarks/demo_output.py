@@ -23,7 +23,7 @@ from quantkit.export.manifest import versions
 
 TASKS = ("python_docs/perplexity", "python_quiz/acc")
 # Of what goes to standard error, the plan; the rest is progress.
-NOTES = re.compile(r"^[a-z0-9_-]+: \d.* (linear layers|tensors in blocks|samples of|streams of)\b")
+NOTES = re.compile(r"^[a-z0-9_-]+: \d.* (linear layers|tensors quantised|samples of|streams of)\b")
 
 
 def run(folder: str) -> tuple[str, str, float]:

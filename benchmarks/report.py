@@ -19,7 +19,7 @@ from quantkit.report import files
 from quantkit.report.comparison import Report
 from quantkit.scoring.answers import LOSS, Outcome
 from quantkit.scoring.evaluation import Evaluation, read_all
-from quantkit.scoring.scorecard import LayerError, Made, Score, Scorecard, Settings
+from quantkit.scoring.scorecard import LayerError, Provenance, Score, Scorecard, Settings
 
 N_QUESTIONS = 14_042
 N_SUBJECTS = 57
@@ -76,7 +76,7 @@ def evaluation(number: int, rng: random.Random, right: list[int]) -> Evaluation:
         ),
         made=None
         if source
-        else Made(
+        else Provenance(
             method="gptq",
             recipe_digest="r",
             engine="native",

@@ -115,7 +115,7 @@ def _checked_plan(checkpoint: Checkpoint, trust_remote_code: bool) -> Plan:
     plan = expected_plan(path, record, None, trust_remote_code)
     faults = [*file_faults(path, record), *tensor_faults(checkpoint.tensors, plan)]
     if faults:
-        raise CheckpointError(f"{path} is damaged: {faults[0]}; run quantkit verify {path}")
+        raise CheckpointError(f"{path} is damaged: {faults[0]}; run `quantkit verify {path}`")
     return plan
 
 

@@ -87,7 +87,7 @@ def engines() -> dict[str, str]:
     return {name: found[name] or f"not found ({what})" for name, what in ENGINES.items()}
 
 
-def _described(found: installations.Found) -> str:
+def _described(found: installations.Installation) -> str:
     return f"{found.version} ({found.option})" if found.option else found.version
 
 

@@ -97,7 +97,7 @@ class UnknownName(QuantkitError):
         if near:
             parts.append(f"Did you mean {' or '.join(near)}?")
         elif known and len(known) <= MOST_SHOWN:
-            parts.append(f"There are: {', '.join(known)}.")
+            parts.append(f"Choose from: {', '.join(known)}.")
         if hint:
             parts.append(hint)
         super().__init__(" ".join(parts))

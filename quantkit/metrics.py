@@ -74,7 +74,7 @@ METRICS = {
         ),
         Metric(
             "acc_norm",
-            "accuracy by length",
+            "length-normalised accuracy",
             SHARE,
             True,
             counts="questions",
@@ -94,8 +94,8 @@ METRICS = {
         *(
             Metric(name, label, SHARE, True, counts="questions", paired=ANSWERS)
             for name, label in (
-                ("pass@1", "passed tests"),
-                ("pass_at_1", "passed tests of one try"),
+                ("pass@1", "pass@1"),
+                ("pass_at_1", "pass@1 (MBPP)"),
                 ("prompt_level_strict_acc", "instructions followed"),
                 ("regex_match", "pattern found"),
                 ("valid_json", "valid JSON"),
@@ -127,7 +127,7 @@ METRICS = {
         ),
         Metric(
             TOP1_AGREEMENT,
-            "same first token",
+            "top-1 agreement",
             SHARE,
             True,
             counts="positions",

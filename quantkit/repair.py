@@ -103,7 +103,7 @@ def repair(
     if is_checkpoint(path):
         raise CheckpointError(
             f"{path} is quantkit's own: quantise the source again instead; --repair is for "
-            "checkpoints of other tools"
+            "checkpoints from other tools"
         )
     config = read_config(path)
     work = _Work(config, read_tensors(path))

@@ -106,12 +106,12 @@ class WeightScheme(Strict):
         size = self.group_size
         share = {
             "tensor": "one scale per tensor",
-            "tensor_group": f"one scale for {size} weights of a row, and one for the tensor",
+            "tensor_group": f"one scale per group of {size}, and one per tensor",
             "channel": "one scale per row",
             "block": "one scale per block of 128 x 128",
-            "group": f"one scale for {size} weights of a row"
+            "group": f"one scale per group of {size}"
             if size != "auto"
-            else "one scale for 128, 64 or 32 weights of a row, the first that divides every layer",
+            else "one scale per group of 128, 64 or 32 (the first that divides every layer)",
         }[self.strategy]
         return f"{grid}, {share}{'' if self.symmetric else ', with zero points'}"
 
@@ -160,12 +160,11 @@ class ActivationScheme(Strict):
 
     def words(self) -> str:
         """The scheme in words."""
-        share = f"{self.group_size} channels of each token" if self.group_size else ""
-        share = share or f"each {self.strategy}"
+        share = f"{self.group_size} channels of a token" if self.group_size else self.strategy
         when = "measured at run time" if self.dynamic else "from calibration"
         if self.dynamic == "local":
-            when += " under one from calibration"
-        return f"{numbers.of(self).words}, one scale for {share}, {when}"
+            when += ", and one per tensor from calibration"
+        return f"{numbers.of(self).words}, one scale per {share}, {when}"
 
 
 class KVCacheScheme(Strict):
@@ -186,9 +185,8 @@ class KVCacheScheme(Strict):
     def words(self) -> str:
         """The scheme in words."""
         grid = FP8().words
-        share = "one scale for the keys and one for the values of each layer"
-        if self.strategy == "attn_head":
-            share = "one scale for the keys and one for the values of each head"
+        of = "head" if self.strategy == "attn_head" else "layer"
+        share = f"one scale per {of} for keys and one for values"
         return f"{grid}, {share}, from calibration"
 
 

@@ -122,7 +122,7 @@ def problems(
         path = ".".join(part for part in place if part not in unseen)
         sort, context = fault["type"], fault.get("ctx", {})
         if sort in ("extra_forbidden", "invalid_key"):  # a number is not a field name either
-            lines.append((path, f"unknown key; {meant(place[-1], _keys(model))}"))
+            lines.append((path, f"unknown key; {suggestion(place[-1], _keys(model))}"))
         elif sort == "missing":
             lines.append((path, "is missing"))
         elif sort == "union_tag_not_found":
@@ -152,11 +152,11 @@ def json_problem(error: ValidationError, kind: type[BaseModel]) -> str:
     return problems(error, kind)[0].replace(LINES, "a JSON object")
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """A hint at the name that was probably meant."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
+    return f"did you mean {near[0]}?" if near else f"choose from: {', '.join(names)}"
 
 
 def shown(value: Any) -> str:
@@ -309,4 +309,4 @@ def _tags(kind: type[BaseModel], place: Sequence[str]) -> str:
         inner = found or [i for k in kinds for i in get_args(k)]
         kinds = [b for one in inner for b in _branches(one)]
     tags = [str(t) for k in kinds if isinstance(k, type) for t in _tag_of(k)]
-    return f"there are: {', '.join(dict.fromkeys(tags))}"
+    return f"choose from: {', '.join(dict.fromkeys(tags))}"

@@ -43,9 +43,9 @@ def plan_of(checkpoint: Checkpoint, folder: Path, trust_remote_code: bool) -> GG
     if not all(isinstance(number, NVFP4) for number in held):
         kinds = {number.tag for number in held}
         raise CheckpointError(
-            f"{checkpoint.folder} holds {' and '.join(sorted(kinds))}, and of our formats only "
-            "NVFP4 exists in llama.cpp too; make a GGUF file from the source model with "
-            "quantkit quantize -r gguf-q4_k_m"
+            f"{checkpoint.folder} holds {' and '.join(sorted(kinds))}, and only NVFP4 can be "
+            "converted to GGUF; make a GGUF file from the source model with `quantkit quantize -r "
+            "gguf-q4_k_m`"
         )
     if checkpoint.scales:
         raise CheckpointError(

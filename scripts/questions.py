@@ -55,7 +55,7 @@ QUESTIONS: list[tuple[str, Query]] = [
     ("An 8B for 8 users with 128k each on an H200", on("H200", "8B", users=8, context=128 * K)),
     ("20 users whose prompts share 6,000 tokens, 8B on an L4",
      on("L4", "8B", users=20, context=8 * K, shared_prefix=6000)),
-    ("First token in 200 ms, 30 ms a token, 8B for 16 users on an L40S",
+    ("First token in 200 ms, 30 ms per token, 8B for 16 users on an L40S",
      on("L40S", "8B", users=16, context=4 * K, limits=Limits(0.2, 0.03))),
     ("Best quality of a 14B in 16 GB", on("RTX 4060 Ti 16GB", "14B", objective="quality")),
     ("A 24B on a 24 GB card", on("RTX 3090", "24B")),
@@ -172,5 +172,5 @@ def _why(found: Recommendation, answers: Answers) -> str:
     if chosen.load.cached:
         parts.append(f"{chosen.load.hit_rate:.0%} of prompt tokens cached")
     serving = [c for c in found.candidates if c.serves]
-    parts.append(f"{words.BEST[question.objective]} of {len(serving)} formats that serve")
+    parts.append(f"{words.BEST[question.objective]} of {len(serving)} formats that fit")
     return "; ".join(parts)

@@ -37,8 +37,8 @@ For every family below, transformers built a small model with random weights, wh
 quantised with each recipe of its row, verified against its source and loaded back. quantkit's
 logits must equal those of transformers with the dequantised weights. This tests layers, names and
 arithmetic; it says nothing about the quality of a recipe on a real model of the family. The column
-for transformers tells whether its own loader reads the checkpoint itself: to the same weights, bit
-for bit, and the same logits. The column for vLLM is about models of the same families, in sizes
+for transformers shows whether its own loader reads the checkpoint, with the same weights bit for
+bit and the same logits. The column for vLLM is about models of the same families, in sizes
 that its kernels support: *agrees* means that its prompt log-probabilities equal those of quantkit's
 reference up to rounding.
 
@@ -54,10 +54,10 @@ multi-token-prediction (MTP) heads, convolutions, and the small projections of l
 state-space layers. The checkpoint lists all of them under `ignore`. Scales that are folded into the
 norm before a router are powers of two, so norm, router and shared-expert gate stay exact.
 
-Each expert is rounded by the tokens that its router sends it, and by some others where those are
-too few. Only where memory has no room for the statistics of every expert of a block (the largest
-models on one GPU) are gate and up projections rounded by the tokens of all experts together; a
-warning and the manifest's notes say so.
+Each expert is rounded by the tokens that its router sends it, and by some others if those are too
+few. If memory has no room for the statistics of every expert of a block (the largest models on one
+GPU), gate and up projections are rounded by the tokens of all experts together, with a warning and
+a note in the manifest.
 
 ## Chats with images
 

@@ -4,7 +4,7 @@ from quantkit.report.comparison import Report
 from quantkit.report.document import Document, Entry
 from quantkit.scoring.answers import Outcome
 from quantkit.scoring.evaluation import Evaluation
-from quantkit.scoring.scorecard import Made, Score, Scorecard, Settings
+from quantkit.scoring.scorecard import Provenance, Score, Scorecard, Settings
 
 SETTINGS = Settings(
     tasks={"wiki": "1", "quiz": "1"},
@@ -21,7 +21,7 @@ TOKENS = 400
 
 
 def made(bits=4, method="gptq"):
-    return Made(
+    return Provenance(
         method=method,
         weight_bits=bits,
         recipe_digest="0",

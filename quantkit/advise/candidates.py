@@ -162,7 +162,7 @@ class Measurements:
 def check_objective(name: str) -> None:
     """Refuse an unknown objective."""
     if name not in OBJECTIVES:
-        raise AdviceError(f"there is no objective '{name}'; there are: {', '.join(OBJECTIVES)}")
+        raise AdviceError(f"unknown objective '{name}'; choose from {', '.join(OBJECTIVES)}")
 
 
 @dataclass(frozen=True)
@@ -206,11 +206,11 @@ class Question:
         shape = self.catalogue.shape
         check_objective(self.objective)
         if min(self.context, self.count, 1 if self.users is None else self.users) < 1:
-            raise AdviceError("context, users and GPUs start at 1")
+            raise AdviceError("context, users and the number of GPUs must be at least 1")
         if self.context > (most := context_of(shape.config)):
             raise AdviceError(
-                f"a context of {self.context:,} tokens is more than the {most:,} that "
-                f"{shape.described} was made for"
+                f"{shape.described} supports contexts of up to {most:,} tokens, not "
+                f"{self.context:,}; shorten --context"
             )
         if self.answer is not None and not 1 <= self.answer <= self.context:
             raise AdviceError(
@@ -219,8 +219,8 @@ class Question:
             )
         if not 0 < self.min_quality <= 1:
             raise AdviceError(
-                f"a quality of {self.min_quality:g} cannot be asked for: it is a share of the "
-                "source's, above 0 and at most 1"
+                f"--min-quality {self.min_quality:g} is out of range: it is a share of the "
+                "source's quality, above 0 and at most 1"
             )
         if not 0 <= self.shared_prefix <= (prompt := self.load(1).prompt):
             raise AdviceError(
@@ -237,21 +237,19 @@ class Question:
         constraint, shape = self.constraint, self.catalogue.shape
         tensor, pipeline = (1 if n is None else n for n in (constraint.tensor, constraint.pipeline))
         if min(tensor, pipeline) < 1:
-            raise AdviceError("tensor and pipeline parallel start at 1")
+            raise AdviceError("tensor-parallel and pipeline-parallel sizes must be at least 1")
         if tensor * pipeline > self.count:
             asked, needed = Split(tensor, pipeline), tensor * pipeline
-            raise AdviceError(f"{asked} takes {needed}, and --count says {self.count}")
+            raise AdviceError(f"{asked} needs --count {needed} or more, not {self.count}")
         if constraint.has_whole_experts and not parallel.n_experts(shape):
             raise AdviceError(
-                f"{shape.label} is not a MoE model, so there is nothing to place by "
-                "expert; "
-                "leave out --expert-parallel"
+                f"{shape.label} is not an MoE model and has no experts to distribute; leave out "
+                "--expert-parallel"
             )
         if constraint.has_whole_experts and (self.count == 1 or constraint.tensor == 1):
             raise AdviceError(
                 "expert parallel needs tensor parallel over 2 or more GPUs for the other layers; "
-                "raise "
-                "--count or --tensor-parallel"
+                "raise --count or --tensor-parallel"
             )
 
     @property
@@ -409,7 +407,7 @@ def _candidate(question: Question, gpu: GPU, format: Format) -> Candidate:
         return replace(candidate, problem=refused, lacks="support")
     if format.key == "gguf" and gpu.capability is not None and published_bytes(question, gpu):
         # It holds the same numbers in as many bits, or rounds them again.
-        reason = "vLLM serves the published model as it is, quantised already"
+        reason = "the published model is already quantised, and vLLM serves it unchanged"
         return replace(candidate, problem=reason, lacks="support")
     ways = parallel.ways_to_share(catalogue.shape, format.recipe, count, question.constraint)
     if not ways:

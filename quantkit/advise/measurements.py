@@ -101,8 +101,8 @@ def _refuse_another(record: SpeedRecord, format: Format, question: Question) -> 
     expected = count * parallel.bytes_per_gpu(shape, format.recipe, count)
     if not 1 / OTHER < record.weight_bytes / expected < OTHER:
         raise AdviceError(
-            f"another model was measured: its {record.model} has {gib(record.weight_bytes)} of "
-            f"weights, that of {shape.label} has {gib(expected)}"
+            f"the bench file is of another model: its {record.model} has "
+            f"{gib(record.weight_bytes)} of weights, that of {shape.label} has {gib(expected)}"
         )
 
 

@@ -152,7 +152,7 @@ def fits(
     utilisation, kv_bits, engine = serving.utilisation, serving.kv_bits, serving.engine
     extras, split = serving.extras, serving.split
     if min(count, context, users) < 1 or not 0 < utilisation <= 1:
-        raise ValueError("GPUs, context and users start at 1; utilisation is in (0, 1]")
+        raise ValueError("GPUs, context and users must be at least 1, utilisation in (0, 1]")
     if kv_bits is None:
         kv_bits = 8 if isinstance(recipe, Recipe) and recipe.kv_cache is not None else 16
     by_layers = isinstance(recipe, GGUFRecipe)

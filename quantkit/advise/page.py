@@ -39,10 +39,10 @@ def _one(found: Recommendation) -> str:
     serving = [c for c in found.candidates if c.serves]
     sections = [
         Section("Why", _why(found)),
-        Section("Formats that serve", [_formats(serving, chosen)] if serving else []),
+        Section("Formats that fit", [_formats(serving, chosen)] if serving else []),
         Section("Speed and quality", [_picture(found)] if len(serving) > 1 else []),
         Section("Formats left out", [_rest(found)]),
-        Section("What was assumed", _assumed([found])),
+        Section("Assumptions", _assumed([found])),
     ]
     lead = f"Serve it as {chosen.format.name}." if chosen else "No format fits this load."
     return document(
@@ -80,7 +80,7 @@ def _many(found: Sequence[Recommendation]) -> str:
     none_for = "for" if several else "on"
     sections = [
         Section(
-            f"The choice {none_for} every {what}",
+            f"The choice {none_for} each {what}",
             [
                 table(
                     f"For {words.BEST[question.objective]}",
@@ -106,7 +106,7 @@ def _many(found: Sequence[Recommendation]) -> str:
                 )
             ],
         ),
-        Section("What was assumed", _assumed(found if several else found[:1])),
+        Section("Assumptions", _assumed(found if several else found[:1])),
     ]
     title = f"{models[0]} on {len(found)} kinds of GPU{_each_with(question.count)}"
     lead = f"{len(served)} of {len(found)} can serve it. {_load(found[0])}"
@@ -265,14 +265,18 @@ def _assumed(found: Sequence[Recommendation]) -> list[str | Markup]:
     slow, typical, fast = end
     rates = {
         "Share of peak bandwidth": (slow.bandwidth, typical.bandwidth, fast.bandwidth),
-        "Left by unpacking weights": (slow.unpacking, typical.unpacking, fast.unpacking),
+        "Share of bandwidth left by unpacking weights": (
+            slow.unpacking,
+            typical.unpacking,
+            fast.unpacking,
+        ),
         "Share of peak compute": (slow.compute, typical.compute, fast.compute),
-        "Share of a link's rate": (slow.link, typical.link, fast.link),
+        "Share of a link's peak rate": (slow.link, typical.link, fast.link),
     }
     shown = {name: f"{a:.2f}, {b:.2f}, {c:.2f}" for name, (a, b, c) in rates.items()}
     parts: list[str | Markup] = [
         *words.notes_by_model(found),
-        "Slow end, typical value and fast end assumed for vLLM:",
+        "Slow, typical and fast values assumed for vLLM:",
         details(shown),
     ]
     for one in found:
@@ -290,7 +294,7 @@ def _quality_sources(found: Recommendation) -> dict[str, str]:
     caches = (c.quality.cache for c in found.candidates if c.quality is not None)
     if cache := next(filter(None, caches), None):
         kept = f"~{cache.recovery:.3f}: {cache.basis}{_from(cache.source)}"
-        qualities["FP8 KV cache, times the weights' own"] = kept
+        qualities["FP8 KV cache (a factor on the weights' own)"] = kept
     return qualities
 
 

@@ -165,7 +165,7 @@ def _partly(question: Question, gpu: GPU) -> Remedy | None:
     return Remedy(
         f"--host-memory {memory}GB",
         first.format.name,
-        f"host memory too: {first.format.name} with {found.words} ({flag}) and "
+        f"offload to host memory: {first.format.name} with {found.words} ({flag}) and "
         f"{needed / (1 << 30):.1f} GiB in {host.name}{speed}",
     )
 

@@ -290,7 +290,7 @@ class ModelShape:
             tied={},
             attentions=self._attentions,
             routers=self.routers,
-            kept=kept,
+            unquantised=kept,
             head=head,
             n_kv_heads=geometry.n_kv_heads(self.config),
             rows_by_head=rows_by_head(self.config),
@@ -348,7 +348,7 @@ def of(model: str) -> ModelShape:
             several = " ".join(part.strip() for part in model.split(",") if part.strip())
             hint = f". Separate several models by spaces: {several}"
         raise SourceError(
-            f"there is no {model}; a model is a folder, a config.json, a hub id such as "
+            f"{model} was not found; give a folder, a config.json, a hub id such as "
             f"Qwen/Qwen3-8B, or a size such as 70B{hint}"
         )
     from quantkit.advise import hub

@@ -35,7 +35,7 @@ class Acceptance:
     rate: float
     sampling: str = "greedy"
     """One of SAMPLINGS."""
-    source: str = "as you say"
+    source: str = "as given"
 
     @classmethod
     def of_rate(cls, rate: float, sampling: str = "greedy") -> "Acceptance":

@@ -333,18 +333,17 @@ def _unknown(gpu: GPU) -> list[str]:
     notes = []
     if gpu.bandwidth_gb_s == 0:
         notes.append(
-            f"The bandwidth of {gpu.name} is not known (--bandwidth), so there are no speeds, only "
-            "what "
-            "fits."
+            f"The memory bandwidth of {gpu.name} is not known (--bandwidth), so only memory is "
+            "estimated, not speed."
         )
     elif gpu.fp16_tflops is None:
         flag = " (--tflops)" if gpu.vendor == "unknown" or not gpu.sources else ""
         notes.append(
-            f"The compute rate of {gpu.name} is not known{flag}: times count memory alone, and "
-            "first tokens are left out."
+            f"The compute rate of {gpu.name} is not known{flag}: speeds count memory traffic only, "
+            "and there is no time to the first token."
         )
     if gpu.vendor == "cpu" and not gpu.sources and "bandwidth_gb_s" in gpu.derived:
-        notes.append(f"Of {gpu.name} {gpu.derived['bandwidth_gb_s']}.")
+        notes.append(f"{gpu.name}: {gpu.derived['bandwidth_gb_s']}.")
     if gpu.vendor == "unknown":
         notes.append(
             "vLLM's formats are left out, since what runs depends on the chip: --capability 8.9 "
@@ -364,9 +363,8 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
         f"Each user has a context of {load.context:,} tokens: a prompt of {load.prompt:,}, then an "
         f"answer of {load.answer:,}. Engines may use {share:.0%} of the memory, and are set up for "
         f"{question.traffic.name} traffic.",
-        "Memory is exact except for the engines' own overhead. Speeds are a roofline estimate with "
-        "a "
-        "slow and a fast end, not a promise; measure before you buy.",
+        "Memory is exact except for the engines' own overhead. Speeds are roofline estimates with "
+        "a slow and a fast end, not a promise; measure before you buy.",
     ]
     if not question.qualities:
         notes.append(
@@ -375,13 +373,12 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
         )
     else:
         notes.append(
-            "Formats that the report does not cover come last, whatever their published figures "
-            "(~)."
+            "Formats that the report does not cover come last, with published figures (~)."
         )
     if read := gpu.derived.get("memory_bytes"):
         notes.append(
-            f"{read}, half of one of which the driver keeps. With ECC it reports up to 6% less; "
-            "what nvidia-smi says can be given instead: --memory 23034MiB."
+            f"{read}; the driver keeps half a GiB of it. With ECC a GPU reports up to 6% less: "
+            "give what nvidia-smi shows instead, such as --memory 23034MiB."
         )
     notes += _unknown(gpu)
     if question.shared_prefix:
@@ -392,20 +389,19 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
     if question.speculation is not None:
         accepted = question.speculation.acceptance
         notes.append(
-            f"Of a draft {accepted.rate:.0%} is accepted ({accepted.source}), drafted "
-            f"{'by sampling' if accepted.sampling == 'probabilistic' else 'greedily'}."
+            f"The target accepts {accepted.rate:.0%} of drafted tokens ({accepted.source}); the "
+            f"draft {'samples' if accepted.sampling == 'probabilistic' else 'is greedy'}."
         )
     if question.count > 1 and gpu.link_gb_s is None and gpu.pcie is None:
         notes.append(f"GPUs are assumed to be connected by PCIe {ASSUMED_PCIE}.")
     if gpu.link_gpus and question.count > gpu.link_gpus:
         notes.append(
-            f"{gpu.link} bridges join {gpu.link_gpus} {gpu.name}: tensor parallel over more, and "
-            f"stages of a pipeline on more, talk over PCIe {gpu.pcie or ASSUMED_PCIE}."
+            f"{gpu.link} bridges join {gpu.link_gpus} {gpu.name}; beyond that, GPUs communicate "
+            f"over PCIe {gpu.pcie or ASSUMED_PCIE}."
         )
     if question.count > IN_ONE_MACHINE:
         notes.append(
-            "All GPUs are assumed to be in one machine; several machines talk "
-            "to each other more slowly."
+            "All GPUs are assumed to be in one machine; links between machines are slower."
         )
     return tuple(notes)
 

@@ -42,8 +42,8 @@ def _why_none(rows: Sequence[Row], target: Target | None) -> str:
         return "no request was answered"
     nearest = max(rows, key=lambda row: row.attained or 0)
     return (
-        f"none has {words(target)}; the nearest, {nearest.setting_name} at "
-        f"{nearest.load_name}, does so for {nearest.attained or 0:.1%} of requests"
+        f"no setting has {words(target)}; the closest, {nearest.setting_name} at "
+        f"{nearest.load_name}, reaches {nearest.attained or 0:.1%} of requests"
     )
 
 

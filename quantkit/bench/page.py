@@ -22,7 +22,7 @@ def render(bench: Bench) -> str:
     sections = [
         Section("What to serve with", _choices(bench)),
         Section("Throughput against latency", _trade(bench)),
-        Section("As more users come", _by_users(bench)),
+        Section("As the load grows", _by_users(bench)),
         Section("Every measurement", [_figures(bench), _engines(bench)]),
         Section("What did not run", _refusals(bench)),
         Section("How it was measured", [_how(bench)]),

@@ -33,7 +33,7 @@ def models(paths: Sequence[Path]) -> list[Model]:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Results:
     rows: list[Row]
     refusals: list[Refusal]
     versions: set[str]
@@ -42,7 +42,7 @@ class _Found:
 
 
 @dataclass(frozen=True)
-class _How:
+class _Setup:
     plan: Plan
     progress: Progress
     direct: bool
@@ -70,8 +70,8 @@ def engine_run(
     kept: Outputs | None = None,
 ) -> Bench:
     """Start an engine for every model and setting, measure, stop it. A refusal is a result too."""
-    kept, how = kept or Outputs(), _How(plan, progress, direct)
-    found = _Found([], [], set())
+    kept, how = kept or Outputs(), _Setup(plan, progress, direct)
+    found = _Results([], [], set())
     more: dict[str, object] = {"engine_arguments": list(program.arguments)}
     if program.environment:
         more["engine_environment"] = dict(program.environment)
@@ -102,9 +102,9 @@ def _one(
     program: Program,
     model: Model,
     setting: Mapping[str, str],
-    how: _How,
+    how: _Setup,
     log: Path | None,
-    found: _Found,
+    found: _Results,
 ) -> None:
     plan = replace(how.plan, n_gpus=n_gpus_of(how.plan, setting))
     if how.direct:
@@ -136,7 +136,7 @@ def server_run(
     shown = Path(running.model).name if running.model.startswith("/") else running.model
     label = model.name if model else shown
     digest = model.digest if model else None
-    found = _Found([], [], set())
+    found = _Results([], [], set())
     for row, samples in measure(running, plan, label, digest, {}, progress):
         found.rows.append(row)
         found.samples.append(samples)
@@ -147,7 +147,7 @@ def server_run(
 
 def _bench(
     engine: str,
-    found: _Found,
+    found: _Results,
     plan: Plan,
     more: Mapping[str, object],
     elsewhere: bool = False,

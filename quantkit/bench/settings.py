@@ -67,7 +67,7 @@ def drafts(value: str) -> tuple[Kind, str, int] | None:
     named, k = (head, int(tail)) if head and tail.isdecimal() else (value, DRAFTED)
     if k < 1:
         raise UsageError(f"'{value}' drafts {k} tokens per step; give at least 1")
-    kind, place = speculation.named(named)
+    kind, place = speculation.parse(named)
     return kind, _folder(place) if place else "", k
 
 

@@ -146,7 +146,7 @@ def chosen(choice: Choice) -> str:
     """What to serve a model with, and why, in one sentence."""
     where = f"{choice.workload}: " if choice.workload else ""
     if choice.setting is None:
-        return f"{where}nothing that was tried: {choice.reason}"
+        return f"{where}no recommendation: {choice.reason}"
     named = " ".join(f"{k}={v}" for k, v in choice.setting.items()) or "the engine's defaults"
     return f"{where}{named}, up to {choice.load}: {choice.reason}"
 

@@ -85,7 +85,7 @@ def _generate(
     seconds = time.perf_counter() - begun
     lengths = {len(answer.outputs[0].token_ids) for answer in answers}
     if lengths != {n_output}:
-        raise SystemExit(f"asked for {n_output} tokens a request, got {sorted(lengths)}")
+        raise SystemExit(f"asked for {n_output} tokens per request, got {sorted(lengths)}")
     return seconds
 
 

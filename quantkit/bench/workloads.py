@@ -75,12 +75,12 @@ class Recorded:
     """Recorded requests, in order and starting over when they run out."""
 
     name: str
-    kept: Sequence[Request]
+    trace: Sequence[Request]
 
     @property
     def about(self) -> Workload:
-        outputs = {request.n_output for request in self.kept}
-        prompts = {_length(request) for request in self.kept}
+        outputs = {request.n_output for request in self.trace}
+        prompts = {_length(request) for request in self.trace}
         return Workload(
             name=self.name,
             prompt_tokens=prompts.pop() if len(prompts) == 1 else None,
@@ -89,13 +89,13 @@ class Recorded:
 
     @property
     def has_times(self) -> bool:
-        return all(request.at is not None for request in self.kept)
+        return all(request.at is not None for request in self.trace)
 
     def requests(self, n: int | None, seed: int) -> list[Request]:
-        n = n or len(self.kept)
+        n = n or len(self.trace)
         # A second round has no times in the trace.
-        again = [replace(request, at=None) for request in self.kept]
-        rounds = [*self.kept, *(again * (n // len(self.kept)))]
+        again = [replace(request, at=None) for request in self.trace]
+        rounds = [*self.trace, *(again * (n // len(self.trace)))]
         return rounds[:n]
 
 

@@ -88,7 +88,7 @@ def _sources(manifest: Manifest) -> list[str]:
                 found.append(f"{source.name} gives nothing: its share is less than a sample")
             elif abs(share - source.share) > OFF_SHARE:
                 found.append(
-                    f"{source.name} gives {share:.0%} of the tokens, {source.share:.0%} asked"
+                    f"{source.name} gives {share:.0%} of the tokens instead of {source.share:.0%}"
                 )
     return found
 

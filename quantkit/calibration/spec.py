@@ -147,7 +147,9 @@ def changed(wanted: SetSpec, changes: Mapping[str, Any], name: str) -> SetSpec:
     try:
         return SetSpec.model_validate(data)
     except ValidationError as error:
-        raise DataError(f"{name} cannot be built like that:\n" + _problems(error)) from error
+        raise DataError(
+            f"{name} cannot be built with these options:\n" + _problems(error)
+        ) from error
 
 
 def of_files(paths: Sequence[str]) -> SetSpec:
@@ -166,7 +168,9 @@ def of_files(paths: Sequence[str]) -> SetSpec:
     try:
         return SetSpec.model_validate(data)
     except ValidationError as error:
-        raise DataError(f"{', '.join(paths)} make no set:\n" + _problems(error)) from error
+        raise DataError(
+            f"cannot build a set from {', '.join(paths)}:\n" + _problems(error)
+        ) from error
 
 
 def _problems(error: ValidationError) -> str:

@@ -195,8 +195,7 @@ class Quantization:
         if self.dry_run and spending.table is None:
             raise UsageError(
                 "--dry-run with a budget needs a sensitivity table: make one with `quantkit "
-                "sensitivity`, and "
-                "name it with --sensitivity"
+                "sensitivity`, and name it with --sensitivity"
             )
         self.data.check()
         validation.output(self.out)

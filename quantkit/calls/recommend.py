@@ -80,8 +80,8 @@ class Place:
 
         if self.memory is None:
             raise UsageError(
-                "which GPU? Name one with --gpu (`quantkit gpus` lists them), or give --memory "
-                "and --bandwidth of any other"
+                "no GPU is named: give --gpu NAME (`quantkit gpus` lists them), or describe one "
+                "that is not listed with --memory and --bandwidth"
             )
         try:
             return gpus.describe(

@@ -29,7 +29,7 @@ LAST_WORDS_S = 5.0
 class Models:
     """What is scored: sources, checkpoints, and models in memory."""
 
-    given: "Sequence[Model | Checkpoint]"
+    models: "Sequence[Model | Checkpoint]"
     source: "Model | None" = None
     """The source of other tools' checkpoints, if it is not among them."""
     revision: str | None = None
@@ -37,13 +37,13 @@ class Models:
     trust_remote_code: bool = False
 
     @property
-    def named(self) -> list[Any]:
+    def everything(self) -> list[Any]:
         """All of them, including the source."""
-        return [*self.given, *([self.source] if self.source is not None else [])]
+        return [*self.models, *([self.source] if self.source is not None else [])]
 
     def check(self) -> None:
         """Refuse folders and names without a model."""
-        named = [str(model) for model in self.named if isinstance(model, str | Path)]
+        named = [str(model) for model in self.everything if isinstance(model, str | Path)]
         validation.models(named, self.revision if self.source is None else None)
 
     @contextmanager
@@ -57,7 +57,7 @@ class Models:
                 opening = opened(self.source, self.tokenizer, None, self.trust_remote_code)
                 original = stack.enter_context(opening)
             given = scorables(
-                self.given, self.tokenizer, self.revision, self.trust_remote_code, original
+                self.models, self.tokenizer, self.revision, self.trust_remote_code, original
             )
             yield stack.enter_context(given), original
 
@@ -91,7 +91,7 @@ class Scoring:
 
     def ready(self, notify: Notify = silent) -> "Work[Scored]":
         """Validate before a model is loaded."""
-        if self.asked.server is not None and len(self.models.given) != 1:
+        if self.asked.server is not None and len(self.models.models) != 1:
             raise UsageError("a server serves one model: give that model alone")
         self.models.check()
         check(self.asked)
@@ -153,7 +153,7 @@ class Comparison:
     def ready(self, notify: Notify = silent) -> "Work[Report]":
         """Validate before a model is loaded."""
         self.models.check()
-        validation.source_among(map(str, self.models.named))
+        validation.source_among(map(str, self.models.everything))
         check(self.asked)
         validation.output(self.out)
 
@@ -167,7 +167,7 @@ class Comparison:
             trusting, source = self.models.trust_remote_code, self.models.source
             given = None if source is None else find(str(source), None, trusting)
             original = given if isinstance(given, ModelSource) else None
-            names = [str(name) for name in self.models.given]
+            names = [str(name) for name in self.models.models]
             targets = comparable(find_all(names, self.models.revision, trusting, original), given)
             refuse_same_names(targets)
             scores = self.out / "scores"
@@ -183,7 +183,7 @@ class Comparison:
 
 def needs_hub(models: Models, asked: ScoreOptions) -> bool:
     """Whether models or tasks have to be downloaded."""
-    away = not all(map(hub.is_local, models.named))
+    away = not all(map(hub.is_local, models.everything))
     return away or hub.tasks_need(asked.tasks, asked.data)
 
 

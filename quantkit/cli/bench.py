@@ -151,8 +151,7 @@ def command(
     if offline and (shared_prefix or requests):
         raise typer.BadParameter(
             "--offline makes its own prompts, as many as --concurrency: leave out --shared-prefix "
-            "and "
-            "--requests",
+            "and --requests",
             param_hint="--offline",
         )
     if model is not None and backend != "server":

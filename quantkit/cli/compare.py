@@ -43,13 +43,13 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Score a source and checkpoints of any tool, and report."""
+    """Score a source and checkpoints from any tool, and report."""
     from quantkit.calls.score import Comparison, Models, ScoreOptions
     from quantkit.cli import start
 
     of = Models(models, source, revision, trust_remote_code=trust_remote_code)
     names = split(tasks) if tasks is not None else None
-    asked = ScoreOptions.of(names, of.named, limit=limit, max_length=max_length, data=data)
+    asked = ScoreOptions.of(names, of.everything, limit=limit, max_length=max_length, data=data)
     report = start.run(Comparison(of, asked, out, device), quiet, verbose)
     start.show_report(report, json)
     typer.echo(f"written: {out}/report.json, report.md, report.html, scores/", err=True)

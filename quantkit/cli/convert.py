@@ -39,7 +39,7 @@ def command(
     repair: Annotated[
         bool,
         typer.Option(
-            "--repair", help="Repair a checkpoint of another tool; its format stays the same."
+            "--repair", help="Repair a checkpoint from another tool; its format stays the same."
         ),
     ] = False,
     allow_rounding: Annotated[

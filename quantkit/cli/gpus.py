@@ -115,7 +115,7 @@ def _formats(gpu: "GPU", engine: str) -> list[tuple[str, str]]:
         else:
             lines.append((format, f"{how}: {reason}"))
     return lines + [
-        ("not run", f"{', '.join(names)}: {reason}") for reason, names in refused.items()
+        ("unsupported", f"{', '.join(names)}: {reason}") for reason, names in refused.items()
     ]
 
 

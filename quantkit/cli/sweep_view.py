@@ -67,7 +67,7 @@ def show_plan(found: "Estimated", as_json: bool) -> None:
     done = f", {len(found.done):,} of them done" if found.done else ""
     console.say(f"{len(steps):,} steps{done}; to do: {at_least} {' and '.join([*amounts, size])}")
     if at_least == "at least":
-        typer.echo("? is what cannot be known without data that is not here")
+        typer.echo("? marks estimates that need data which is not available here")
 
 
 def _time(cost: "Cost") -> str:
@@ -117,7 +117,9 @@ def show_status(found: "Status") -> None:
         ]
         console.print_lines("given up:", failures)
     if found.faults:
-        console.print_lines("not what was written:", [("-", fault) for fault in found.faults])
+        console.print_lines(
+            "changed since it was written:", [("-", fault) for fault in found.faults]
+        )
     if found.driver:
         typer.echo(f"driven by {found.driver}")
     elif found.is_done:

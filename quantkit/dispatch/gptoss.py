@@ -34,7 +34,7 @@ def findings(judged: Judged) -> Iterator[Finding]:
                 if stored is None:
                     yield finding("mxfp4-experts", name, "it is missing; vLLM computes with zeros")
                 elif tuple(stored.shape) != shape:
-                    words = f"{list(stored.shape)}, config.json makes it {list(shape)}"
+                    words = f"{list(stored.shape)}, config.json gives {list(shape)}"
                     fixed = n_experts * (rows if layer == "gate_up_proj" else columns // 2)
                     yield finding(
                         "mxfp4-experts", name, words, _how(part, stored.shape, shape, fixed)

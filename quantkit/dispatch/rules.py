@@ -26,7 +26,7 @@ READ_AT = {"vllm": "v0.26.0 (and, where versions differ, at tags from v0.18.0 to
 CHANGED: dict[tuple[int, int], str] = {
     (0, 27): "ModelOpt's FP8 starts at compute capability 8.0",
     (0, 28): "bitsandbytes is gone",
-    (0, 29): "FP8 blocks on compute capability 8.9 run by Marlin, no longer by Triton",
+    (0, 29): "FP8 blocks on compute capability 8.9 run with Marlin, no longer with Triton",
     (0, 30): "act-order by group is refused",
     (0, 31): "AllSpark is gone",
     (0, 32): "Hopper prefers Humming to Marlin",
@@ -106,14 +106,14 @@ LOADER = "model_loader/default_loader.py: load_weights"
 UNNAMED = "models/utils.py: AutoWeightsLoader"
 KERNELS = "kernels/linear/__init__.py"
 SKIPPED = "layers/quantization/utils/quant_utils.py: is_layer_skipped"
-QUANTIZE = "quantise the model again with a recipe of quantkit"
+QUANTIZE = "quantise the source model with a quantkit recipe"
 REPAIR = "`quantkit convert DIR --to FORMAT --repair` rewrites the config"
 
 
 RULES = (
     Rule("headers", ("refuses",), "A shard is truncated, missing or corrupt",
           "download the file again", "safetensors: deserialize"),
-    Rule("method", ("refuses",), "this version does not have that `quant_method`",
+    Rule("method", ("refuses",), "This version does not have that `quant_method`",
           "use a version that has it, or quantise the source model",
           "layers/quantization/__init__.py: get_quantization_config"),
     Rule("unknown-key", ("refuses",),
@@ -195,7 +195,7 @@ RULES = (
     Rule("kernel", ("refuses",), "No kernel of this version runs the layer on this GPU",
           "use another GPU or recipe (`quantkit recommend`)",
           f"{KERNELS}: choose_mp_linear_kernel, choose_scaled_mm_linear_kernel"),
-    Rule("slow-kernel", ("slow path",), "The layer runs by a fallback kernel on this GPU",
+    Rule("slow-kernel", ("slow path",), "The layer runs with a fallback kernel on this GPU",
           "use a recipe that the GPU runs natively (`quantkit recommend`)", KERNELS),
     Rule("fp8-blocks", ("refuses",),
           "Blocks do not divide the rows of a fused layer's shards",
@@ -211,7 +211,7 @@ RULES = (
     Rule("act-order-gone", ("refuses",),
           "Act-order by group is declared (`desc_act`, `actorder: group`), which these versions no "
           "longer read",
-          "serve with vLLM 0.29 or earlier, or quantise again: recipes of quantkit keep the order",
+          "serve with vLLM 0.29 or earlier, or quantise again: quantkit's recipes keep the order",
           "layers/quantization/utils/gptq_utils.py (0.30.0): normalize_and_validate_gptq_desc_act; "
           f"{CT} (0.30.0): _quantization_scheme_map_from_config", (0, 30)),
     Rule("act-order", ("garbage", "refuses"),
@@ -234,7 +234,7 @@ RULES = (
     Rule("family-gone", ("refuses", "garbage"),
           "The model's class was taken out of vLLM, and its path through transformers refuses it "
           "or runs it without the state that it needs",
-          "serve with vLLM 0.23, or by transformers",
+          "serve with vLLM 0.23, or with transformers",
           "models/registry.py: _PREVIOUSLY_SUPPORTED_MODELS", (0, 24)),
     Rule("family-new", ("garbage",),
           "vLLM has no class for the model yet and runs it through transformers, where it computes "
@@ -281,7 +281,7 @@ RULES = (
     Rule("bnb-state", ("refuses",),
           "bitsandbytes weights without their state (`absmax`, `quant_map`, `quant_state`), or in "
           "another storage type than uint8",
-          "download again, or quantise with a recipe of quantkit",
+          "download again, or quantise with a quantkit recipe",
           "model_loader/bitsandbytes_loader.py (v0.26.0): _quantized_4bit_generator; "
           "layers/quantization/bitsandbytes.py (v0.26.0): BitsAndBytesConfig", None, (0, 28)),
     Rule("dtype", ("refuses",), "The method does not compute in the model's type",

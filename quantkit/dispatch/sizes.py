@@ -83,7 +83,7 @@ def model(judged: Judged) -> Iterator[Finding]:
         gated = last == "q_proj" and text.get("attn_output_gate", _is_gated(text))
         if rows and rows != size * (2 if gated else 1) and last != "gate_proj":
             reported.add(last)
-            yield finding("config-shape", name, f"{rows} rows, config.json makes it {size}")
+            yield finding("config-shape", name, f"{rows} rows, config.json gives {size}")
         elif rows and last == "gate_proj" and rows != size:
             reported.add(last)
             yield finding("config-shape", name, f"{rows} rows, intermediate_size is {size}")

@@ -48,7 +48,7 @@ class DraftOptions:
 
 
 @dataclass(frozen=True)
-class Way:
+class DraftMode:
     """Results for one drafting mode."""
 
     acceptance: float
@@ -81,7 +81,7 @@ class Draft:
     target_bytes: int
     """Bytes read in one pass."""
     draft_bytes: int
-    ways: dict[str, Way]
+    ways: dict[str, DraftMode]
     gpu: str | None = None
     """GPU whose roofline the speed-ups are based on; None: based on the bytes that both models
     read.
@@ -120,7 +120,7 @@ def measure(
         along = found.taken if asked.on_text else found.followed
         steps = tuple(acceptance.follow(along, k) for k in range(1, MOST_DRAFTED + 1))
         gains = speedup.speedups([step.tokens for step in steps], costs)
-        ways[name] = Way(found.rate, found.stderr, steps, tuple(gains), speedup.best(gains))
+        ways[name] = DraftMode(found.rate, found.stderr, steps, tuple(gains), speedup.best(gains))
     return Draft(
         target=target.label,
         draft=draft.label,

@@ -23,8 +23,7 @@ CAUSES: tuple[tuple[str, str], ...] = (
     (
         r"Available memory on node .* is less than",
         "vLLM for CPUs asks for more memory than is free: set VLLM_CPU_KVCACHE_SPACE to the size "
-        "of "
-        "its KV cache in GiB.",
+        "of its KV cache in GiB.",
     ),
     (
         r"(No available memory for the cache blocks|larger than the maximum number of tokens|"

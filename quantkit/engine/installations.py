@@ -14,26 +14,26 @@ _BUILD = re.compile(r"version: (\S+ \([0-9a-f]+\))")
 
 
 @dataclass(frozen=True)
-class Found:
+class Installation:
     """An engine, and how to name it in other commands."""
 
     version: str
     option: str
 
 
-def vllm(folder: Path) -> list[Found]:
+def vllm(folder: Path) -> list[Installation]:
     """vLLM in this Python, in the one on the PATH, and in environments in a folder."""
     pythons = [Path(sys.executable)]
     if script := shutil.which("vllm"):
         pythons.append(Path(script).resolve().with_name("python"))
     pythons += sorted(folder.glob("*/bin/python"))
-    found: dict[Path, Found] = {}
+    found: dict[Path, Installation] = {}
     for number, python in enumerate(pythons):
         home = python.parent.parent
         if home.resolve() not in found and (version := _installed(home)):
             # Our own Python is found without naming it.
             option = "" if number == 0 else shlex.join(["--python", str(python)])
-            found[home.resolve()] = Found(version, option)
+            found[home.resolve()] = Installation(version, option)
     return list(found.values())
 
 
@@ -46,7 +46,7 @@ def _installed(home: Path) -> str | None:
     return None
 
 
-def llama_server() -> Found | None:
+def llama_server() -> Installation | None:
     """llama.cpp's server on the PATH, and the build it reports."""
     program = shutil.which("llama-server")
     if program is None:
@@ -62,4 +62,4 @@ def llama_server() -> Found | None:
         build = _BUILD.search(done.stdout + done.stderr)
     except (OSError, subprocess.TimeoutExpired):
         build = None
-    return Found(build[1] if build else "unknown build", program)
+    return Installation(build[1] if build else "unknown build", program)

@@ -42,11 +42,11 @@ class _Stream:
     """Whether a traceback has begun and its exception has not been reached yet."""
     keeps: bool = False
     """Whether the next exception is a consequence of the last one."""
-    found: list["_Found"] = field(default_factory=list)
+    found: list["_LoggedException"] = field(default_factory=list)
 
 
 @dataclass
-class _Found:
+class _LoggedException:
     """An exception, and its line number in the log."""
 
     number: int
@@ -94,7 +94,7 @@ def _take(stream: _Stream, number: int, text: str) -> None:
             if stream.keeps:  # the cause is known already
                 stream.keeps = False
                 return
-            stream.found.append(_Found(number, text))
+            stream.found.append(_LoggedException(number, text))
     elif text in _LINKS and stream.found:
         stream.keeps = _LINKS[text]
         if not stream.keeps:  # a later one replaces the one that was being handled

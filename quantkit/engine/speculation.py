@@ -75,7 +75,7 @@ def head_kind(place: Path) -> Kind:
     return "eagle3" if "eagle3" in words or "eagle-3" in words else "eagle"
 
 
-def named(text: str) -> tuple[Kind, str]:
+def parse(text: str) -> tuple[Kind, str]:
     """Kind and place of a draft in the notation above; anything else is a model."""
     if text in WITHOUT_MODEL:
         return text, ""

@@ -104,8 +104,8 @@ def _conversion(manifest: Manifest) -> str:
     origin = manifest.converted_from
     assert origin is not None
     return (
-        f"from {plain(origin.format)} (digest `{origin.digest[:16]}`), every number as it was; the "
-        "layers' errors are those of that checkpoint"
+        f"from {plain(origin.format)} (digest `{origin.digest[:16]}`), without changing a number; "
+        "the layers' errors are those of that checkpoint"
     )
 
 
@@ -161,17 +161,19 @@ def _worst(manifest: Manifest) -> str:
         manifest.layers.items(),
         key=lambda item: (-(item[1].output_error or 0.0), -item[1].relative_error),
     )
-    headings = ["layer", "change of the weight", *(["change of its output"] if learnt else [])]
+    headings = ["layer", "weight error", *(["output error"] if learnt else [])]
     rows = [
         [
             plain(name),
-            f"{layer.relative_error:.4f}",
+            f"{layer.relative_error:.1%}",
             *([f"{layer.output_error or 0.0:.2e}"] if learnt else []),
         ]
         for name, layer in worst[:N_WORST]
     ]
-    output = " The output's is that of its square on calibration data." if learnt else ""
-    return f"{table(headings, rows)}\n\nRelative to the norm of what was changed.{output}"
+    words = "Weight errors are relative to the norm of the weights"
+    if learnt:
+        words += ", output errors are squared errors on calibration data over the output's square"
+    return f"{table(headings, rows)}\n\n{words}."
 
 
 def _serving(manifest: Manifest, has_chat: bool) -> str:

@@ -113,7 +113,9 @@ class Checkpoint:
         """That file, with its header checked."""
         names = [n for n in self.manifest.files if n.endswith(".gguf") and n != imatrix.FILE]
         if len(names) != 1:
-            raise CheckpointError(f"{self.folder} does not list one GGUF file; run verify")
+            raise CheckpointError(
+                f"{self.folder} does not list one GGUF file; run `quantkit verify`"
+            )
         return read_file(self.folder / names[0])
 
     def state(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:

@@ -85,7 +85,7 @@ class ForeignCheckpoint(ModelSource):
         if found is None:
             raise CheckpointError(
                 f"{self.folder}: {module} is stored quantised, but no group of quantization_config "
-                "covers it; run quantkit verify"
+                "covers it; run `quantkit verify`"
             )
         return found
 
@@ -97,7 +97,7 @@ class ForeignCheckpoint(ModelSource):
         if kind is None:
             raise CheckpointError(
                 f"{self.folder} lacks {module}.input_scale, which its config declares; run "
-                "quantkit verify"
+                "`quantkit verify`"
             )
         scale = self.stored[f"{module}.{kind}"].read().float()
         # ModelOpt stores multipliers, compressed-tensors divisors.

@@ -61,7 +61,7 @@ class Foreign:
         model = ModelSource.open(str(path), requantize=True)
         if model.quantized_by is None:
             raise CheckpointError(
-                f"{path} is not quantised: a card is written for a checkpoint, ours or of others"
+                f"{path} is not quantised; name a quantised checkpoint to write a card for"
             )
         made = ForeignCheckpoint.of(model)
         n_weights = sum(tensor.n_elements for tensor in made.tensors.values())

@@ -1,4 +1,4 @@
-"""Records of families with a mixture of experts."""
+"""Records of MoE families."""
 
 from dataclasses import replace
 

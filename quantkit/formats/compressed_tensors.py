@@ -46,7 +46,7 @@ def misfit(rows: int, columns: int, recipe: Schemes) -> str | None:
         name = number.words.partition(" ")[0]
         return f"{name} has groups of {size} columns; put it into `ignore`"
     if channel_scales.apply_to(recipe.weights, inputs) and (rows % SQUARE or columns % SQUARE):
-        return f"W4AFP8 needs multiples of {SQUARE} both ways; put it into `ignore`"
+        return f"W4AFP8 needs rows and columns in multiples of {SQUARE}; put it into `ignore`"
     return None
 
 

@@ -78,7 +78,7 @@ def _unpack_densely(packed: "torch.Tensor", num_bits: int, columns: int) -> "tor
 def per_head(name: str, kv_cache: KVCacheScheme | None) -> str | None:
     """Cache scales that only compressed-tensors supports."""
     if kv_cache is not None and kv_cache.strategy == "attn_head":
-        return f"{name} has one scale for all keys of a layer; +kv-fp8 makes that"
+        return f"with {name} the KV cache has one scale per layer; use +kv-fp8"
     return None
 
 

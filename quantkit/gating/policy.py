@@ -79,7 +79,7 @@ class Limit(_Strict):
     def _limits_something(self) -> "Limit":
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if not given:
-            raise ValueError(f"no limit is given; there are: {', '.join(KINDS)}")
+            raise ValueError(f"no limit is given; choose from: {', '.join(KINDS)}")
         return self
 
     @property

@@ -17,6 +17,13 @@ MEANING = {
     OUTLIER: " (error of the worst layer over the median of its kind)",
 }
 """What the figures about how a candidate was made stand for: no table of metrics has them."""
+OTHERS = {
+    CALIBRATION: "calibration ratio",
+    OUTLIER: "layer outlier",
+    "size_ratio": "size ratio",
+    "bits_per_weight": "bits per weight",
+}
+"""Labels of figures that are not scores."""
 
 
 def amount(check: Check) -> str:
@@ -27,8 +34,13 @@ def amount(check: Check) -> str:
 
 
 def metric(check: Check) -> str:
-    """The metric as the policy names it, and what it is compared with if that is unusual."""
-    return plain(check.asked) + (" (earlier)" if check.against == "earlier" else "")
+    """The metric's label, and what it is compared with if that is unusual.
+
+    A task, or a metric of one task, is named as in the policy.
+    """
+    known = metrics.METRICS.get(check.asked)
+    label = known.label if known else OTHERS.get(check.asked, plain(check.asked))
+    return label + (" (earlier)" if check.against == "earlier" else "")
 
 
 def limit(check: Check) -> str:

@@ -36,8 +36,8 @@ OF_EXPERTS = ("expert_", "moe_")
 NORM_EPS = ("norm_eps", "rms_norm_eps", "layer_norm_epsilon")
 UNNAMED = "the gguf package, whose names quantkit follows, has none for its tensors yet"
 UNWRITTEN = {
-    "PhimoeForCausalLM": "llama.cpp weighs a token's two experts to a sum of one, and Phi-MoE's "
-    "router gives nearly one to each",
+    "PhimoeForCausalLM": "llama.cpp normalises the weights of a token's two experts to sum "
+    "to one, while Phi-MoE's router gives each nearly one",
     "KimiLinearForCausalLM": "what llama.cpp computes for its linear attention was not compared "
     "with the model",
     **dict.fromkeys(
@@ -352,10 +352,10 @@ def _unlike_experts(family: Family, config: Mapping[str, Any]) -> Iterator[str]:
         or (first and not family.dense_first)
         or last not in (None, -1, n_blocks - 1)
     ):
-        yield "blocks without experts other than the first ones"
+        yield "blocks without experts after the first ones"
     step = config.get("interleave_moe_layer_step") or 1
     if list(config.get("moe_layers") or ()) not in ([], list(range(step - 1, n_blocks, step))):
-        yield f"experts other than in each {step}th block"
+        yield f"experts in blocks other than one in {step}"
     if family.unnormed_experts:
         is_normed = n_experts_of(config) != family.unnormed_experts
         if config.get("use_qk_norm", is_normed) != is_normed:
@@ -369,7 +369,7 @@ def _unlike_states(family: Family, config: Mapping[str, Any]) -> Iterator[str]:
     """What is unusual about the blocks of a hybrid."""
     kinds = set(block_kinds(config))
     if {"moe", "mlp"} <= kinds:
-        yield "MLPs without experts beside those with"
+        yield "MLPs both with and without experts"
     if unknown := sorted(kinds - {FULL, "mamba", "moe", "mlp"}):
         yield f"blocks of the kind {unknown[0]}"
     limits = tuple(config.get("time_step_limit") or (0.0, math.inf))
@@ -385,7 +385,7 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
     if activation is not None and activation not in family.activations:
         problems.append(f"activation {activation}")
     if config.get("use_bidirectional_attention"):
-        problems.append("attention in both directions")
+        problems.append("bidirectional attention")
     kinds = config.get("layer_types")
     n_blocks = config["num_hidden_layers"]
     if every := family.window_every:
@@ -394,7 +394,7 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
             for index in range(n_blocks)
         ]
         if kinds is not None and list(kinds) != known:
-            problems.append(f"sliding windows other than in all but each {every}th block")
+            problems.append(f"full attention in blocks other than one in {every}")
         wide = config["hidden_size"] / config["num_attention_heads"]
         scalar = wide if n_blocks == family.wide_blocks else head_dim(config)
         if config.get("query_pre_attn_scalar", scalar) != scalar:
@@ -405,11 +405,11 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
     if every := family.unrotated_every:
         rotated = [int((index + 1) % every != 0) for index in range(n_blocks)]
         if list(config.get("no_rope_layers") or rotated) != rotated:
-            problems.append(f"rotation other than in all but each {every}th block")
+            problems.append(f"no rotary embedding in blocks other than one in {every}")
     if every := family.full_every:
         known = [FULL if (i + 1) % every == 0 else "linear_attention" for i in range(n_blocks)]
         if layer_types(config) != known:
-            problems.append(f"attention other than in each {every}th block")
+            problems.append(f"full attention in blocks other than one in {every}")
         if config["linear_key_head_dim"] != config["linear_value_head_dim"]:
             problems.append("linear attention with values wider or narrower than keys")
     if (config.get("index_head_dim") or 0) % HADAMARD:
@@ -422,7 +422,7 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
         if isinstance(part, dict)
     }
     if len(turned) > 1:
-        problems.append("blocks that rotate other parts of a head than others")
+        problems.append("blocks with different partial_rotary_factor")
     if family.state_space:
         problems += _unlike_states(family, config)
     if config.get("position_embedding_type", "rope") != "rope" and not family.state_space:
@@ -445,5 +445,6 @@ def _check(family: Family, config: Mapping[str, Any], folder: Path) -> None:
     if problems:
         raise SourceError(
             f"{folder} differs from the {family.llamacpp} models that llama.cpp supports "
-            f"({'; '.join(problems)}), so llama.cpp would compute something else"
+            f"({'; '.join(problems)}), so llama.cpp would compute something else; quantise it in "
+            "another format"
         )

@@ -197,13 +197,13 @@ def differences(file: GGUF, layout: Layout) -> Iterator[str]:
         if key.endswith(("vocab_size", "context_length")) or key not in file.metadata:
             continue  # padded, or cut, by whoever converted it
         if not _same(value, found := file.metadata[key]):
-            yield f"{key} is {found!r}, the model's config makes it {value!r}"
+            yield f"{key} is {found!r}, the model's config gives {value!r}"
     for known in layout.tensors:
         entry = file.tensors.get(known.name)
         if entry is None and known.parts:
             yield f"it lacks {known.name}"
         elif entry is not None and known.parts and entry.shape != known.shape:
-            yield f"{known.name} is {list(entry.shape)}, the model makes it {list(known.shape)}"
+            yield f"{known.name} is {list(entry.shape)}, the model has {list(known.shape)}"
     scales = {f"{name.removesuffix('weight')}scale" for name in layout.by_name}
     if extra := [n for n in file.tensors if n not in {*layout.by_name, *BESIDE, *scales}]:
         yield f"it has {extra[0]}, which the model does not have"

@@ -79,11 +79,11 @@ def config_of(file: GGUF, dtype: str) -> dict[str, Any]:
 def family_of(file: GGUF) -> tuple[str, Family]:
     """The family of a file: llama.cpp uses one name for Llama, Mistral and Mixtral."""
     architecture = str(file.metadata.get(Keys.General.ARCHITECTURE))
-    mixture = Keys.LLM.EXPERT_COUNT.format(arch=architecture) in file.metadata
+    is_moe = Keys.LLM.EXPERT_COUNT.format(arch=architecture) in file.metadata
     for model_type, family in FAMILIES.items():
         if not family.readable:
             continue
-        if family.llamacpp == architecture and bool(family.experts) == mixture:
+        if family.llamacpp == architecture and bool(family.experts) == is_moe:
             return model_type, family
     readable = (family for family in FAMILIES.values() if family.readable)
     known = sorted({family.llamacpp for family in readable if family.llamacpp})

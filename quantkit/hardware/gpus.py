@@ -224,7 +224,7 @@ def find(name: str) -> GPU:
         "GPU",
         name,
         known,
-        "`quantkit gpus` lists all of them. For any other, call `quantkit recommend` with its "
+        "`quantkit gpus` lists them. For one that is not listed, give `quantkit recommend` its "
         "figures: --memory 24GB --bandwidth 1008GB/s.",
     )
 
@@ -247,7 +247,7 @@ def describe(
     memory: str,
     bandwidth: str | None,
     compute_capability: str | None = None,
-    name: str = "a GPU of your own",
+    name: str = "your GPU",
     **rates: Any,
 ) -> GPU:
     """A device that is not in the file, from the figures on its data sheet.

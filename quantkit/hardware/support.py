@@ -78,7 +78,7 @@ def _weight_only(bits: int) -> dict[str, tuple[Rule, ...]]:
             Rule(
                 "no",
                 "vLLM has no kernel for compressed-tensors' weights before 7.5; 4 and 8 bits in "
-                "GPTQ's format (--format gptq) run by Exllama's",
+                "GPTQ's format (--format gptq) run with Exllama's kernels",
                 7.0,
                 7.5,
             ),
@@ -278,16 +278,18 @@ def runs(gpu: GPU, format: str, engine: str = "vllm") -> Support:
     if engine == "llama.cpp":
         return _llama_cpp(gpu, format)
     if gpu.vendor == "apple":
-        return Support("no", "vLLM does not use Apple's GPUs; take a GGUF file and llama.cpp")
+        return Support("no", "vLLM does not use Apple's GPUs; use a GGUF file and llama.cpp")
     if gpu.name.startswith(BOARDS):
-        return Support("no", "vLLM is not made for boards; take a GGUF file and llama.cpp")
+        return Support(
+            "no", "vLLM does not target boards such as this one; use a GGUF file and llama.cpp"
+        )
     if gpu.capability is not None and gpu.capability < min(GENERATIONS):
         return Support("no", "vLLM needs compute capability 7.0 or later")
     platform = "gaudi" if gpu.generation == "Gaudi" else gpu.vendor
     unnamed = gpu.vendor in ("nvidia", "amd") and not gpu.compute_capability
     if platform not in PLATFORMS or unnamed:
         return Support(
-            "no", "its compute capability is not known, so neither is what vLLM does on it"
+            "no", "its compute capability is not known, so what vLLM runs on it is not either"
         )
     found = Support("no", _absent(platform, gpu))
     for rule in VLLM[format].get(platform, ()):

@@ -97,7 +97,7 @@ class ColumnByColumn:
 
 def _learnt(linears: Linears) -> torch.Tensor:
     """The Gram matrix of the tokens that are not held out."""
-    held = linears.inputs.held
+    held = linears.inputs.held_out
     return linears.inputs.gram if held is None else linears.inputs.gram - held
 
 
@@ -121,7 +121,7 @@ def _refined(
     made, errors = refine.refine(
         linears.weight, _learnt(linears), solved, linears.scheme, sweeps, linears.activations
     )
-    return made, errors if linears.inputs.held is None else None
+    return made, errors if linears.inputs.held_out is None else None
 
 
 def _scales(linears: Linears) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -151,7 +151,7 @@ def _judged(
     from quantkit import grid
     from quantkit.methods import products
 
-    weight, scheme, held = linears.weight, linears.scheme, linears.inputs.held
+    weight, scheme, held = linears.weight, linears.scheme, linears.inputs.held_out
     if held is None:
         return Rounded(solved, damping, errors=row_errors)
     nearest = grid.quantize(weight, solved.scale, solved.zero_point, scheme, solved.global_scale)

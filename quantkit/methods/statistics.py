@@ -11,7 +11,7 @@ import torch
 
 from quantkit.methods import products
 
-HELD = 8
+HOLD_OUT_EVERY = 8
 """One in this many tokens is held out: those at the end of a batch, so that they come from other
 texts, or at least another part of a text, than the rest.
 """
@@ -27,7 +27,7 @@ class Statistics:
     total: torch.Tensor
     max_abs: torch.Tensor
     n_tokens: int = 0
-    held: torch.Tensor | None = None
+    held_out: torch.Tensor | None = None
     """G of the held-out tokens alone, the last eighth of every batch; None where not requested."""
 
     @classmethod
@@ -36,17 +36,17 @@ class Statistics:
             torch.zeros(width, width, device=device),
             torch.zeros(width, device=device),
             torch.zeros(width, device=device),
-            held=torch.zeros(width, width, device=device) if held_out else None,
+            held_out=torch.zeros(width, width, device=device) if held_out else None,
         )
 
     def add(self, inputs: torch.Tensor) -> None:
         """Accumulate the tokens of one batch; call `complete` after the last."""
         flat = inputs.reshape(-1, inputs.shape[-1])
         # Held-out tokens are added to the rest at the end: no token is multiplied twice.
-        n_taught = flat.shape[0] - (0 if self.held is None else flat.shape[0] // HELD)
+        n_taught = flat.shape[0] - (0 if self.held_out is None else flat.shape[0] // HOLD_OUT_EVERY)
         _add_products(self.gram, flat[:n_taught])
-        if self.held is not None:
-            _add_products(self.held, flat[n_taught:])
+        if self.held_out is not None:
+            _add_products(self.held_out, flat[n_taught:])
         sums, largest = magnitudes(flat)
         self.total += sums
         torch.maximum(self.max_abs, largest, out=self.max_abs)
@@ -54,9 +54,9 @@ class Statistics:
 
     def complete(self) -> None:
         """Fill the lower half of G, and add the held-out tokens."""
-        if self.held is not None:
-            self.gram += self.held
-        for matrix in (self.gram, self.held):
+        if self.held_out is not None:
+            self.gram += self.held_out
+        for matrix in (self.gram, self.held_out):
             if matrix is None:
                 continue
             for start in range(0, matrix.shape[0], SLAB):
@@ -74,7 +74,7 @@ class Statistics:
             self.total / scale,
             self.max_abs / scale,
             self.n_tokens,
-            None if self.held is None else (self.held / scale).div_(scale[:, None]),
+            None if self.held_out is None else (self.held_out / scale).div_(scale[:, None]),
         )
 
 

@@ -136,7 +136,7 @@ def find(name: str) -> Candidate:
     )
 
 
-def named(names: Sequence[str] = ()) -> list[Candidate]:
+def by_names(names: Sequence[str] = ()) -> list[Candidate]:
     """Candidates by name or by the name of a mix; the default mix where none is given."""
     wanted = names or ("int",)
     every = [n for name in wanted for n in MIXES.get(name, (name,))]

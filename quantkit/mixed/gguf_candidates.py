@@ -61,7 +61,7 @@ class GGUFCandidate:
         return size_bytes(weight.shape, self.kind)
 
 
-def named(names: Sequence[str] = ()) -> list[GGUFCandidate]:
+def by_names(names: Sequence[str] = ()) -> list[GGUFCandidate]:
     """Candidates by name; all where none is given."""
     wanted = [name.upper() for name in names] or list(NAMES)
     if unknown := [name for name in wanted if name not in KINDS]:

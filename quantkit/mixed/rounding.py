@@ -36,7 +36,7 @@ class Rows:
     dtype: torch.dtype
     """Dtype of the stored weights."""
     statistics: Statistics
-    kept: torch.Tensor | None = None
+    inputs: torch.Tensor | None = None
     """A sample of raw inputs."""
     largest: torch.Tensor | None = None
     """Largest magnitude of all weights that share a global scale with these."""
@@ -55,7 +55,7 @@ def error(rows: Rows, candidate: AnyCandidate, gram: products.Halves) -> torch.T
         return _sampled_error(rows, candidate, gram)
     moved = change(rows, candidate)
     found = products.row_energies(moved, gram, exactly=False).sum()
-    if isinstance(candidate, Candidate) and candidate.activations and rows.kept is not None:
+    if isinstance(candidate, Candidate) and candidate.activations and rows.inputs is not None:
         found = found + _input_error(rows, candidate)
     return found
 
@@ -115,7 +115,7 @@ def change(rows: Rows, candidate: AnyCandidate) -> torch.Tensor:
 
 def _input_error(rows: Rows, candidate: Candidate) -> torch.Tensor:
     """The error added by rounding the inputs, extrapolated from the sample to all."""
-    scheme, kept = candidate.activations, rows.kept
+    scheme, kept = candidate.activations, rows.inputs
     assert scheme is not None
     assert kept is not None
     stored = None

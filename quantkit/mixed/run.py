@@ -50,7 +50,7 @@ class Formats:
 
 
 @dataclass(frozen=True)
-class Made:
+class MixedResult:
     """The result of a budget."""
 
     choice: Choice
@@ -88,9 +88,9 @@ def _measured(
         raise DataError(NO_DATA)
     among: Sequence[AnyCandidate]
     if formats.engine == "llama.cpp":
-        layout, among = Layout.of(source), gguf_candidates.named(formats.names)
+        layout, among = Layout.of(source), gguf_candidates.by_names(formats.names)
     else:
-        layout, among = None, candidates.named(formats.names)
+        layout, among = None, candidates.by_names(formats.names)
     job = _job(source, target, device, calibration, run)
     with scratch_folder(target, run.force, resumable=True, marker=FILE) as scratch:
         table = sensitivity.measure(job, among, run, scratch, layout)
@@ -131,7 +131,7 @@ def quantize(
     device: str,
     calibration: CalibrationChoice | None,
     run: Run,
-) -> Made:
+) -> MixedResult:
     """Write `out/NAME` with the formats that a budget allows; nothing where 16 bits fit."""
     if calibration is None:
         raise DataError(NO_DATA)
@@ -157,7 +157,7 @@ def quantize(
         run.progress.note(note)
     if choice.recipe is None:
         shutil.rmtree(aside, ignore_errors=True)
-        return Made(choice)
+        return MixedResult(choice)
     run.progress.note(summary(choice))
     beside = {
         recipe_file.FILE: recipe_file.text(choice.recipe, budgets.comments(choice)),
@@ -166,7 +166,7 @@ def quantize(
     how = replace(run, beside=beside)
     made = run_recipes(source, [choice.recipe], out, device, calibration, how)
     shutil.rmtree(aside, ignore_errors=True)
-    return Made(choice, made)
+    return MixedResult(choice, made)
 
 
 def summary(choice: Choice) -> str:

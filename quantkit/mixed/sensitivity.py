@@ -123,7 +123,7 @@ class Watch:
                     weight,
                     dtype,
                     statistics,
-                    found.collector.kept.get(leader),
+                    found.collector.raw_inputs.get(leader),
                     _largest(visit, names, here, dtype),
                 )
                 errors = [rounding.error(rows, one, gram) for one in self.candidates]

@@ -30,7 +30,7 @@ class VLLM:
         return cls(architecture, architecture.stored(source))
 
     def names(self, formats: Sequence[str]) -> list[str]:
-        return [one.name for one in candidates.named(formats)]
+        return [one.name for one in candidates.by_names(formats)]
 
     def is_common(self, format: str) -> bool:
         return candidates.find(format).is_common
@@ -59,7 +59,7 @@ class LlamaCpp:
         return cls(source, Layout.of(source))
 
     def names(self, formats: Sequence[str]) -> list[str]:
-        return [one.name for one in gguf_candidates.named(formats)]
+        return [one.name for one in gguf_candidates.by_names(formats)]
 
     def is_common(self, format: str) -> bool:
         return True

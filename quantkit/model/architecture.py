@@ -30,7 +30,7 @@ ROUTERS = ("gate", "router", "wg")
 SMALL = "a small projection, which serving engines keep in 16 bits"
 BEFORE_0_28 = "it is next to a short convolution, and vLLM before 0.28 builds it in 16 bits only"
 STREAMS = "it mixes the model's parallel streams (AltUp): a few columns"
-KEPT = {
+UNQUANTISED = {
     "shared_expert_gate": "it weighs the shared expert, and serving engines keep it in 16 bits",
     "in_proj_ba": SMALL,
     "in_proj_a": SMALL,
@@ -107,7 +107,7 @@ class Architecture:
     """Routers. They are small, decide a lot, and are never quantised."""
     chosen_share: float = 1.0
     """Share of a block's experts that a token is routed to."""
-    kept: Mapping[str, str] = field(default_factory=dict)
+    unquantised: Mapping[str, str] = field(default_factory=dict)
     """Other layers that are never quantised, with the reason."""
     n_vocabulary: int = 0
     """Rows of the embedding."""
@@ -149,7 +149,7 @@ class Architecture:
         others = dict.fromkeys(families.other_names(config), INSIDE_VLLM)
         return replace(
             looked,
-            kept={**looked.kept, **others},
+            unquantised={**looked.unquantised, **others},
             experts_note=families.experts_note(config),
             note=families.serving_note(config),
             rows_by_head=families.rows_by_head(config),
@@ -158,7 +158,7 @@ class Architecture:
     @property
     def never(self) -> list[str]:
         """Modules that serving engines must be told to leave in 16 bits."""
-        return [*self.routers, *self.kept]
+        return [*self.routers, *self.unquantised]
 
     def matching(self, targets: list[str], ignore: list[str]) -> list[str]:
         """Linear layers that a recipe targets, in the model's order."""
@@ -236,14 +236,14 @@ def _look(
     }
     shapes: dict[str, tuple[int, ...]] = {}
     for name, tensor in state.items():
-        if name in links.made:
-            shapes |= {n: names[n] for n in links.made[name].names() if n in names}
+        if name in links.conversions:
+            shapes |= {n: names[n] for n in links.conversions[name].names() if n in names}
         else:
             shapes[links.stored.get(name, name)] = tuple(tensor.shape)
     modules = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
     inside = {n: links.module(n) for n in modules if n.startswith(f"{blocks}.")}
     routers = find_routers(folder, {n: s for n, s in shapes.items() if not n.endswith(".bias")})
-    kept: dict[str, str] = {}
+    unquantised: dict[str, str] = {}
     linears: dict[str, tuple[int, int]] = {}
     head = model.get_output_embeddings()
     for name, module in modules.items():
@@ -251,30 +251,33 @@ def _look(
         if own in routers:
             continue
         if module is not head and name not in inside:
-            kept[own] = OUTSIDE
-        elif f"{name}.weight" in links.made or type(module).forward is not torch.nn.Linear.forward:
-            kept[own] = OTHER_KIND
+            unquantised[own] = OUTSIDE
+        elif (
+            f"{name}.weight" in links.conversions
+            or type(module).forward is not torch.nn.Linear.forward
+        ):
+            unquantised[own] = OTHER_KIND
         elif name in inside and f"{own}.weight" in tied:
-            kept[own] = SHARED
+            unquantised[own] = SHARED
         elif name in inside and (reason := kept_reason(name, modules)):
-            kept[own] = reason
+            unquantised[own] = reason
         else:
             linears[own] = (module.weight.shape[0], module.weight.shape[1])
     owners = {owner.removesuffix(".weight") for owner in tied.values()}
     shared = [own for own in dict.fromkeys(inside.values()) if own in owners]  # in one order always
-    kept |= dict.fromkeys(shared, SHARED)
+    unquantised |= dict.fromkeys(shared, SHARED)
     linears = {name: shape for name, shape in linears.items() if name not in shared}
     if not any(own in linears for own in inside.values()):
-        raise SourceError(f"{folder}: {_without_linears(model, kept)}")
+        raise SourceError(f"{folder}: {_without_linears(model, unquantised)}")
     unused = [
         name.removesuffix(".weight")
         for name in links.unknown
         if name.endswith(".weight") and len(names.get(name, ())) == 2
     ]
-    kept |= dict.fromkeys(unused, NOT_BUILT)
-    kept |= dict.fromkeys(_beside(linears, set(unused)), BESIDE_UNUSED)
-    linears = {name: shape for name, shape in linears.items() if name not in kept}
-    kept |= _towers(kept)
+    unquantised |= dict.fromkeys(unused, NOT_BUILT)
+    unquantised |= dict.fromkeys(_beside(linears, set(unused)), BESIDE_UNUSED)
+    linears = {name: shape for name, shape in linears.items() if name not in unquantised}
+    unquantised |= _towers(unquantised)
     share = 1.0
     if fused_experts:
         most = max(found.n_experts for found in fused_experts.values())
@@ -294,7 +297,7 @@ def _look(
         caches,
         routers,
         chosen_share=share,
-        kept=kept,
+        unquantised=unquantised,
         n_vocabulary=n_vocabulary,
         head=own_head,
         n_kv_heads=heads,
@@ -315,10 +318,10 @@ def _beside(linears: Collection[str], unused: Set[str]) -> list[str]:
     return found
 
 
-def _towers(kept: Mapping[str, str]) -> dict[str, str]:
+def _towers(unquantised: Mapping[str, str]) -> dict[str, str]:
     """Patterns for whole parts of the model, whose inner names engines may change."""
     parts: dict[str, str] = {}
-    for name, reason in kept.items():
+    for name, reason in unquantised.items():
         found = TOWER.search(name)
         if reason == OUTSIDE and found is not None:
             parts[f"re:.*{found[0]}.*"] = OUTSIDE
@@ -355,14 +358,14 @@ def find_routers(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[s
     return tuple(routers)
 
 
-def _without_linears(model: Any, kept: Mapping[str, str]) -> str:
+def _without_linears(model: Any, unquantised: Mapping[str, str]) -> str:
     """Why nothing in a model can be quantised: what its blocks hold instead, and where."""
     named = type(model).__name__
     prefix, blocks = find_blocks(model)
-    if left := next((name for name in kept if kept[name] != OUTSIDE), None):
+    if left := next((name for name in unquantised if unquantised[name] != OUTSIDE), None):
         return (
-            f"every linear layer in the blocks of {named} stays in 16 bits ({left}: {kept[left]}); "
-            "serve it unquantised, or take another model"
+            f"every linear layer in the blocks of {named} stays in 16 bits ({left}: "
+            f"{unquantised[left]}); serve it unquantised, or take another model"
         )
     for name, module in blocks.named_modules():
         if getattr(getattr(module, "weight", None), "ndim", 0) == 2:
@@ -385,7 +388,7 @@ def kept_reason(name: str, among: Container[str] = ()) -> str | None:
     beside = ".".join((*parts[:-1], "x_proj"))
     if parts[-1] in ("in_proj", "out_proj") and beside in among:
         return MIXER
-    return KEPT.get(parts[-1]) or KEPT.get(".".join(parts[-2:]))
+    return UNQUANTISED.get(parts[-1]) or UNQUANTISED.get(".".join(parts[-2:]))
 
 
 def is_kept(name: str, among: Container[str] = ()) -> bool:

@@ -68,7 +68,7 @@ def _by_name(
     return arguments.pop(names[0]), arguments
 
 
-class Given(_StandIn):
+class KnownOutput(_StandIn):
     """Returns known block outputs."""
 
     def __init__(self, block: torch.nn.Module, hidden: torch.Tensor, n_outputs: int | None) -> None:

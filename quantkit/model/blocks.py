@@ -18,7 +18,7 @@ import torch
 
 from quantkit.errors import SourceError
 from quantkit.model import experts, fast_modules
-from quantkit.model.block_calls import ADDED, Call, Given, Recorder, Recording, Stop
+from quantkit.model.block_calls import ADDED, Call, KnownOutput, Recorder, Recording, Stop
 from quantkit.model.links import Links
 from quantkit.model.shards import StoredTensor
 from quantkit.model.skeleton import find_blocks, skeleton, text_part
@@ -317,7 +317,7 @@ class Decoder:
         def logits(states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
             given = states.movedim(0, self._batch_dim)
             for index, block in enumerate(blocks):
-                self.blocks[index] = Given(block, given, self._n_outputs)
+                self.blocks[index] = KnownOutput(block, given, self._n_outputs)
             try:
                 with _placed(self.model, self.device):
                     made = self.model(input_ids=ids.to(self.device), use_cache=False).logits

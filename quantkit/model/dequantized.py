@@ -259,7 +259,7 @@ def _words(
     if tensor.shape[1] not in (padded, packing.n_words(columns, num_bits)):
         raise SourceError(
             f"{tensor.file.parent}: {tensor.name} holds {columns} columns in {tensor.shape[1]} "
-            f"words, which integers of {num_bits} bits do not fill; run quantkit verify"
+            f"words, which integers of {num_bits} bits do not fill; run `quantkit verify`"
         )
     if 32 % num_bits and "weight_zero_point" in beside:
         raise SourceError(
@@ -317,8 +317,7 @@ def _gptq(
     if num_bits not in (2, 4, 8):
         raise SourceError(
             f"{tensor.file.parent}: {tensor.name} has {num_bits} bits per weight; quantkit reads "
-            "2, "
-            "4 and 8 in this format"
+            "2, 4 and 8 in this format"
         )
     columns = tensor.shape[0] * 32 // num_bits
     parents = [tensor, zeros, scales, *([beside["g_idx"]] if "g_idx" in beside else [])]

@@ -27,7 +27,7 @@ OF_CACHE = ("k_scale", "v_scale", "q_scale")
 
 
 @dataclass(frozen=True)
-class Made:
+class Conversion:
     """A parameter that transformers computes from stored tensors."""
 
     converter: Any
@@ -42,11 +42,11 @@ class Made:
         return [name for _, name in self.sources]
 
 
-def _convert(made: Made, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _convert(made: Conversion, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return _converted(made, tensors)[made.target]
 
 
-def _converted(made: Made, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+def _converted(made: Conversion, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     converter = deepcopy(made.converter)
     for (pattern, name), tensor in zip(made.sources, tensors, strict=True):
         converter.add_tensor(made.first, name, pattern, tensor)
@@ -60,7 +60,8 @@ class Links:
 
     stored: Mapping[str, str]
     """Parameters that are one stored tensor, and its name."""
-    made: Mapping[str, Made]
+    conversions: Mapping[str, Conversion]
+    """Parameters that transformers computes."""
     stacked: Mapping[str, tuple[str, ...]]
     """Linear layers whose rows come from several stored ones: the names of these within it."""
     unknown: tuple[str, ...]
@@ -80,7 +81,7 @@ class Links:
         found: dict[str, StoredTensor] = {
             parameter: source[name] for parameter, name in self.stored.items() if name in source
         }
-        for parameter, made in self.made.items():
+        for parameter, made in self.conversions.items():
             parents = [source[name] for name in made.names() if name in source]
             if len(parents) == len(made.sources):
                 compute = partial(_convert, made)
@@ -92,7 +93,7 @@ class Links:
     def state(self, stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Parameters by their names in the model, from tensors by their names in files."""
         found = {p: stored[name] for p, name in self.stored.items() if name in stored}
-        for parameter, made in self.made.items():
+        for parameter, made in self.conversions.items():
             if all(name in stored for name in made.names()):
                 found[parameter] = _convert(made, [stored[name] for name in made.names()])
         return found
@@ -132,7 +133,7 @@ class _Resolver:
         self.by_pattern = {p: c for c in self.converters for p in c.source_patterns}
         self.experts = experts.fused(model)
         self.stored: dict[str, str] = {}
-        self.made: dict[str, Made] = {}
+        self.conversions: dict[str, Conversion] = {}
         self.stacked: dict[str, tuple[str, ...]] = {}
         self.unknown: list[str] = []
 
@@ -149,7 +150,7 @@ class _Resolver:
                 self.unknown.append(name)
         for target, entry in entries.items():
             self._take(target, entry)
-        return Links(self.stored, self.made, self.stacked, tuple(self.unknown))
+        return Links(self.stored, self.conversions, self.stacked, tuple(self.unknown))
 
     def _renamed(self, name: str) -> tuple[str, str | None]:
         from transformers.core_model_loading import rename_source_key
@@ -229,7 +230,7 @@ class _Resolver:
 
     def _take_made(self, target: str, entry: _Entry) -> None:
         sources = tuple((p, n) for p, names in entry.by_pattern.items() for n in names)
-        made = Made(entry.converter, sources, target, target, self.model.config)
+        made = Conversion(entry.converter, sources, target, target, self.model.config)
         empty = [torch.empty(self.names[name], device="meta") for _, name in sources]
         try:
             targets = _converted(made, empty)
@@ -239,7 +240,9 @@ class _Resolver:
                 f"{sources[0][1]} does not become {target} by transformers' rules: {reason}"
             ) from error
         for name in targets:
-            self.made[name] = Made(entry.converter, sources, target, name, self.model.config)
+            self.conversions[name] = Conversion(
+                entry.converter, sources, target, name, self.model.config
+            )
 
 
 def parameter_names(

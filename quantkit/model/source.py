@@ -168,7 +168,7 @@ def hub_file(name: str) -> Path | None:
     if len(found) == 1:
         return folder / found[0]
     what = "several GGUF files" if found else "no GGUF file"
-    there = f"; there are: {', '.join(files[:8])}" if files else ""
+    there = f"; it has: {', '.join(files[:8])}" if files else ""
     raise SourceError(f"{repo} has {what} with {kind} in the name{there}; give more of the name")
 
 

@@ -133,7 +133,7 @@ class Work:
                 continue
             if feeder.readers <= mine and (feeder.is_norm or feeder.name in mine):
                 members = [name for leader in leaders for name in self.groups[leader]]
-                inputs = feeder.mixture or leaders[0]
+                inputs = feeder.experts or leaders[0]
                 cost = smoothing.cost(*self._shape(members))
                 scale = partial(self._scale, smoothing, inputs, members, feeder)
                 take = partial(self._take_scale, members, feeder)
@@ -162,7 +162,7 @@ class Work:
         linears = self._linears(
             members, self.dtypes[f"{members[0]}.weight"], self.statistics[leader]
         )
-        if feeder.mixture:  # rows of every expert choose for all
+        if feeder.experts:  # rows of every expert choose for all
             replay = None
             n_rows = max(1, MIXTURE_ROWS // len(members))
             rows = torch.cat([_spread_rows(self.weight(name), n_rows) for name in members])

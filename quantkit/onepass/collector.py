@@ -25,15 +25,15 @@ class Collector:
     """Observes the linears of one block while batches run through it."""
 
     linears: dict[str, torch.nn.Linear]
-    mixtures: dict[str, Experts] = field(default_factory=dict)
+    routed: dict[str, Experts] = field(default_factory=dict)
     """Experts whose common input is observed too: the layers of all of them share one scale."""
     hold_out: bool = False
     """Also keep statistics of held-out tokens separately."""
-    n_kept: int = 0
+    n_raw_inputs: int = 0
     """Raw inputs kept per linear."""
     shares_experts: bool = False
     """Experts share the statistics of their common input, for lack of memory for those of each."""
-    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    raw_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     groups: dict[str, list[str]] = field(default_factory=dict)
     """Linears that share an input, under the name of the first."""
     statistics: dict[str, Statistics] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Collector:
         ]
         handles += [
             module.register_forward_pre_hook(partial(self._see_all, name, keep), with_kwargs=True)
-            for name, module in self.mixtures.items()
+            for name, module in self.routed.items()
         ]
         last = self.linears.get(self._last) if statesonly else None
         if last is not None:
@@ -103,7 +103,7 @@ class Collector:
         all_of_them = self._each()
         counts = torch.tensor([found.n_tokens for found in all_of_them], device=device)
         ranks.sum_([counts, *(t for found in all_of_them for t in (found.gram, found.total))])
-        ranks.sum_([found.held for found in all_of_them if found.held is not None])
+        ranks.sum_([found.held_out for found in all_of_them if found.held_out is not None])
         ranks.max_([found.max_abs for found in all_of_them])
         for found, n_tokens in zip(all_of_them, counts.tolist(), strict=True):
             found.n_tokens = n_tokens
@@ -125,18 +125,18 @@ class Collector:
             keep = None if EXPERT.search(name) else keep
             states = real(tensor, keep)
             self.statistics[name].add(states)
-            if self.n_kept:
+            if self.n_raw_inputs:
                 self._keep(name, states)
         self._last = "" if EXPERT.search(name) else name  # other tokens go to other experts
 
     def _keep(self, name: str, states: torch.Tensor) -> None:
         """Keep some inputs of every batch, evenly spaced, until there are enough."""
         flat = states.reshape(-1, states.shape[-1])
-        before = self.kept.get(name, flat[:0])
-        missing = min(self.n_kept - len(before), -(-self.n_kept // 4))
+        before = self.raw_inputs.get(name, flat[:0])
+        missing = min(self.n_raw_inputs - len(before), -(-self.n_raw_inputs // 4))
         if missing > 0 and len(flat):
             some = flat[:: -(-len(flat) // missing)]
-            self.kept[name] = torch.cat((before, some))
+            self.raw_inputs[name] = torch.cat((before, some))
 
     def _see_all(
         self, name: str, keep: Keep, module: Experts, inputs: Any, named: dict[str, Any]

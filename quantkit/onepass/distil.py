@@ -90,13 +90,13 @@ def distil(
     """Replace codes and scales of a checkpoint whose blocks are all written, where others are
     better.
     """
-    found = journal.kept(FILE)
+    found = journal.stored(FILE)
     if found is None:
         found, notes = _found(lesson, plan, writer, journal, progress)
         for note in notes:
             progress.note(f"{plan.recipe.name}: {note}")
         journal.keep_notes(notes)
-        journal.keep(FILE, found)
+        journal.store(FILE, found)
     plan.notes.extend(journal.notes)
     for name, tensor in found.items():
         writer.replace(name, tensor)
@@ -122,11 +122,11 @@ def _found(
             continue
         if keeper is None:
             found[1].append(
-                f"{device} had no room for what moves codes, about "
-                f"{n_codes * DISTILLED_BYTES / 2**30:.0f} GiB, so only scales were distilled"
+                f"only scales were distilled: too little memory on {device} for codes, which "
+                f"take about {n_codes * DISTILLED_BYTES / 2**30:.0f} GiB"
             )
         return found
-    return {}, [f"not distilled, since {device} had no room for all blocks at once"]
+    return {}, [f"not distilled: too little memory on {device} for all blocks at once"]
 
 
 def _tried(student: "_Student", plan: Plan, progress: Progress) -> Found | None:
@@ -159,7 +159,7 @@ def _learn(student: "_Student", plan: Plan, progress: Progress) -> Found:
     if after < before:
         note = f"distilled: KL on held-out calibration tokens went from {before:.4f} to {after:.4f}"
         return student.changed(), [note]
-    note = "not distilled, since KL on held-out calibration tokens would have gone from "
+    note = "not distilled: KL on held-out calibration tokens would have gone from "
     return {}, [f"{note}{before:.4f} to {after:.4f}"]
 
 

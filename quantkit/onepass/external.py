@@ -22,7 +22,7 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class Made:
+class EngineOutput:
     """What the engine left in memory."""
 
     state: dict[str, torch.Tensor]
@@ -88,7 +88,7 @@ def compare(
     if problems:
         rest = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise MethodError(
-            f"llm-compressor made another checkpoint of {plan.recipe.name} than planned: "
+            f"llm-compressor's checkpoint of {plan.recipe.name} differs from the plan: "
             f"{'; '.join(problems[:3])}{rest}"
         )
 

@@ -34,7 +34,7 @@ class Feeder:
     """Norms of some families multiply by 1 + w."""
     others: tuple[str, ...] = ()
     """Readers that are never quantised: their columns take the scale, which is a power of two."""
-    mixture: str = ""
+    experts: str = ""
     """Experts that read it, all of them; their common input has its own statistics."""
     repeat: int = 1
     """Input heads per head of the feeder."""
@@ -67,12 +67,12 @@ def find(
     `keep` says which positions of that sample are real.
     """
     linears = [n for n, module in block.named_modules() if isinstance(module, torch.nn.Linear)]
-    mixtures = {n: m for n, m in block.named_modules() if isinstance(m, Experts)}
-    readers = {*linears, *_readers(block), *mixtures}
+    routed = {n: m for n, m in block.named_modules() if isinstance(m, Experts)}
+    readers = {*linears, *_readers(block), *routed}
     inputs, norms = _watch(block, sorted(readers), forward)
     found: dict[str, Feeder] = {}
     for norm in dict.fromkeys(norms.values()):
-        feeder = _try_norm(block, norm, [n for n in norms if norms[n] == norm], mixtures, forward)
+        feeder = _try_norm(block, norm, [n for n in norms if norms[n] == norm], routed, forward)
         if feeder is not None:
             found |= {leader: feeder for leader in groups if leader in feeder.readers}
     apart = {leader for leader in groups if EXPERT.search(leader)}
@@ -86,7 +86,7 @@ def find(
             linear = _try_linear(block, leader, name, before, forward, head_width, keep)
             if linear is not None:
                 found[leader] = linear
-    for name, module in mixtures.items():
+    for name, module in routed.items():
         if module.is_linear_in_up():
             for index in range(module.n_experts):
                 leader = f"{name}.{index}.down_proj"
@@ -157,7 +157,7 @@ def _try_norm(
     block: torch.nn.Module,
     name: str,
     readers: list[str],
-    mixtures: dict[str, Experts],
+    routed: dict[str, Experts],
     forward: Callable[[], Any],
 ) -> Feeder | None:
     """A norm as the feeder, if only these readers see its output."""
@@ -166,13 +166,13 @@ def _try_norm(
     assert isinstance(weight, torch.Tensor)
     if weight.ndim != 1:
         return None
-    mixture = next((n for n in readers if n in mixtures), "")
+    experts = next((n for n in readers if n in routed), "")
     upper = []
-    if mixture:
-        layers = ("gate_proj", "up_proj") if mixtures[mixture].gated else ("up_proj",)
-        indices = range(mixtures[mixture].n_experts)
-        upper = [f"{mixture}.{index}.{layer}" for index in indices for layer in layers]
-    plain = [n for n in readers if n not in mixtures]
+    if experts:
+        layers = ("gate_proj", "up_proj") if routed[experts].gated else ("up_proj",)
+        indices = range(routed[experts].n_experts)
+        upper = [f"{experts}.{index}.{layer}" for index in indices for layer in layers]
+    plain = [n for n in readers if n not in routed]
     modules = dict(block.named_modules())
     others = tuple(
         n for n in plain if is_kept(n, modules) or not isinstance(modules[n], torch.nn.Linear)
@@ -199,7 +199,7 @@ def _try_norm(
     if others and offset:
         return None  # what is stored is the weight minus one, which no power of two divides exactly
     names = frozenset(n for n in (*plain, *upper) if n not in others)
-    return Feeder(name, True, names, offset, others, mixture)
+    return Feeder(name, True, names, offset, others, experts)
 
 
 def _matrix(module: torch.nn.Module) -> torch.nn.Parameter:

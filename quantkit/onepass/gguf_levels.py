@@ -35,7 +35,7 @@ class FileLevels:
         """Bytes of what is solved, by the names of tensors in the file."""
         found: dict[str, Callable[[], torch.Tensor]] = {}
         for index in range(self.journal.n_done):
-            found |= self.journal.kept_parts(_name(index))
+            found |= self.journal.stored_parts(_name(index))
         return found
 
 
@@ -116,7 +116,7 @@ class Levels:
         for i in pending:
             journal = self._files[i].journal
             if data := made[i].bytes():
-                journal.keep(_name(visit.index), data)
+                journal.store(_name(visit.index), data)
             journal.record(visit.index, made[i].layers(), {}, [])
 
     def finish(self, decoder: Decoder, calibration: CalibrationTokens) -> None:

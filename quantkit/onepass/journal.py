@@ -78,18 +78,18 @@ class Journal:
         """Store them, before the stage's result."""
         write_json(self._folder / NOTES, list(notes))
 
-    def keep(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    def store(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
         """Store the result of a stage after the blocks, before anything is done with it."""
         write_whole(self._folder / name, tensors)
 
-    def kept(self, name: str) -> dict[str, torch.Tensor] | None:
+    def stored(self, name: str) -> dict[str, torch.Tensor] | None:
         """The same, from an earlier run; None where none got that far."""
         path = self._folder / name
         if not path.is_file():
             return None
         return {name: tensor.read() for name, tensor in read_header(path).items()}
 
-    def kept_parts(self, name: str) -> dict[str, Callable[[], torch.Tensor]]:
+    def stored_parts(self, name: str) -> dict[str, Callable[[], torch.Tensor]]:
         """The same, each tensor read when asked for; empty where none got that far."""
         path = self._folder / name
         if not path.is_file():

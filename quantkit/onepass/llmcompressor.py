@@ -25,7 +25,7 @@ from quantkit.model.shards import DTYPES
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.onepass.datafree import copy_tensor, require_finite
-from quantkit.onepass.external import Fold, Made, compare, folded_scales, others
+from quantkit.onepass.external import EngineOutput, Fold, compare, folded_scales, others
 from quantkit.onepass.onepass import CalibratedOutcome
 from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress
@@ -47,7 +47,7 @@ def version() -> str:
         raise MissingDependency(f"the engine llmcompressor is not installed; {INSTALL}") from None
     if not found.startswith(f"{SERIES}."):
         raise MissingDependency(
-            f"llmcompressor {found} is installed, quantkit knows {SERIES}; {INSTALL}"
+            f"llmcompressor {found} is installed, quantkit supports {SERIES}; {INSTALL}"
         )
     return found
 
@@ -158,7 +158,7 @@ def carry_out(
     calibration: CalibrationTokens | None,
     dtype: torch.dtype,
     progress: Progress,
-) -> Made:
+) -> EngineOutput:
     """Load the model, run `oneshot` on it, and take its parameters out again."""
     try:
         with _listening(progress):
@@ -180,7 +180,7 @@ def _oneshot(
     calibration: CalibrationTokens | None,
     dtype: torch.dtype,
     progress: Progress,
-) -> Made:
+) -> EngineOutput:
     from compressed_tensors import ModelCompressor
     from compressed_tensors.offload import disable_onloading
     from llmcompressor import active_session, oneshot
@@ -194,7 +194,7 @@ def _oneshot(
     # Experts become linear layers with the names that checkpoints use. Its loader could do this
     # while reading, but patches transformers so that torchvision is required.
     linearize_moe(model)
-    made = Made({})
+    made = EngineOutput({})
     classes = _recorders(model, made, progress)
     steps = [classes[name](**arguments) for name, arguments in modifiers(plan)]
     data: dict[str, Any] = {}
@@ -234,7 +234,7 @@ def _rows(calibration: CalibrationTokens) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in rows]
 
 
-def _recorders(model: Any, made: Made, progress: Progress) -> dict[str, Any]:
+def _recorders(model: Any, made: EngineOutput, progress: Progress) -> dict[str, Any]:
     """Its modifiers, each recording what it did."""
     from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModifier
     from llmcompressor.modifiers.transform.awq import AWQModifier

@@ -46,7 +46,7 @@ from quantkit.progress import Progress, Silent
 
 MAX_FALLBACK_SHARE = 0.01
 UNTAUGHT = (
-    "no gradient steps and no distillation, since this model's blocks hand each other more than "
+    "no gradient steps and no distillation, since this model's blocks pass each other more than "
     "hidden states"
 )
 
@@ -199,7 +199,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     progress.finish()
     if importance is not None:
         importance.add_up(ranks, device)
-    states, made = followed.states, followed.made(visits, plans)
+    states, made = followed.states, followed.quantised_states(visits, plans)
     if not ranks.is_first:
         return decoder.written, None
     if watcher is not None:

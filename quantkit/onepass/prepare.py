@@ -421,7 +421,7 @@ def announce(plan: Plan | GGUFPlan, n_layers: int) -> str:
     """One line on what will be written."""
     what = f"{len(plan.quantized)} of {n_layers} linear layers"
     if isinstance(plan, GGUFPlan):
-        what = f"{len(plan.quantized)} of {len(plan.kinds)} tensors in blocks"
+        what = f"{len(plan.quantized)} of {len(plan.kinds)} tensors quantised"
     words = [
         f"{plan.recipe.name}: {what}",
         *plan.notes,
@@ -433,8 +433,8 @@ def announce(plan: Plan | GGUFPlan, n_layers: int) -> str:
 
 def _announce_sharing(cost: Estimate) -> str:
     return (
-        f"memory for the Gram matrices of every expert is missing ({gib(cost.experts_bytes)}): "
-        f"{SHARED}; a device with more memory rounds each by its own tokens"
+        f"too little memory for a Gram matrix per expert ({gib(cost.experts_bytes)}): "
+        f"{SHARED}; with more memory each expert is rounded by its own tokens"
     )
 
 

@@ -57,7 +57,9 @@ class Probe:
         assert self.last is not None
         return self.last.first(SURPRISE_SAMPLES)
 
-    def made(self, visits: Sequence[Visit], plans: Sequence[Plan]) -> dict[str, torch.Tensor]:
+    def quantised_states(
+        self, visits: Sequence[Visit], plans: Sequence[Plan]
+    ) -> dict[str, torch.Tensor]:
         """The same samples after the last block of every recipe with its own stream."""
         return {
             plans[index].recipe.name: visit.first(SURPRISE_SAMPLES)

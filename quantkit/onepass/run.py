@@ -204,7 +204,7 @@ def _open_levels(
             continue
         kept = Journal.open(scratch, resume.key_of(job, plan))
         if kept.n_done:
-            progress.note(f"{plan.recipe.name}: going on after {kept.n_done} finished blocks")
+            progress.note(f"{plan.recipe.name}: resuming after {kept.n_done} finished blocks")
         files.append(FileLevels(plan, kept))
     return Levels(files, clock) if files else None
 

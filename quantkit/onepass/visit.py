@@ -100,11 +100,11 @@ class Visit:
         plans: Sequence[Plan],
         pending: Sequence[int],
         also: Container[str] = (),
-        n_kept: int = 0,
+        n_raw_inputs: int = 0,
     ) -> "Observation":
         """Gather statistics for the pending recipes; a stream that does not propagate advances.
 
-        Those of modules in `also` are gathered too; `n_kept` raw inputs of each are kept.
+        Those of modules in `also` are gathered too; `n_raw_inputs` raw inputs of each are kept.
         """
         decoder, hidden = self.decoder, self.stream.hidden
         smooths = any(plans[i].recipe.smooths for i in pending)
@@ -120,13 +120,13 @@ class Visit:
                 if isinstance(module, torch.nn.Linear)
                 and ((full := self.module(name)) in quantised or full in also)
             }
-            mixtures = {n: m for n, m in block.named_modules() if isinstance(m, experts.Experts)}
+            routed = {n: m for n, m in block.named_modules() if isinstance(m, experts.Experts)}
             holds_out = any(plans[i].recipe.holds_out for i in pending)
             collector = Collector(
                 linears,
-                mixtures if smooths else {},
+                routed if smooths else {},
                 holds_out,
-                n_kept,
+                n_raw_inputs,
                 self.shares_experts,
             )
             cached = kvcache.Observer.of(block, [plans[i] for i in pending])

@@ -240,7 +240,7 @@ def _check_fused(recipe: Recipe, architecture: Architecture, chosen: set[str]) -
                 continue
             if len({recipe.part(s).weights for s in present if s in chosen}) > 1:
                 raise RecipeError(
-                    f"recipe {recipe.name}: {present[0]} and its siblings have different numbers; "
+                    f"recipe {recipe.name}: {present[0]} and its siblings have different formats; "
                     f"vLLM fuses {', '.join(parts)} into one layer, so give all of them the same"
                 )
 
@@ -255,7 +255,7 @@ def _check_experts(recipe: Recipe, modules: list[str]) -> None:
         first = found.setdefault(name[: match.start()], name)
         if recipe.part(first).weights != recipe.part(name).weights:
             raise RecipeError(
-                f"recipe {recipe.name}: {first} and {name} have different numbers; vLLM loads all "
+                f"recipe {recipe.name}: {first} and {name} have different formats; vLLM loads all "
                 "experts of a block as one layer, so give all of them the same"
             )
 

@@ -140,7 +140,7 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _Started:
     """A folder after our own checks, and after the engine if these found nothing."""
 
     folder: Path
@@ -155,19 +155,19 @@ def _begin(
     asked: ProofOptions,
     source: ModelSource | None,
     progress: Progress,
-) -> _Begun:
+) -> _Started:
     with OURS:
         checks = verify(folder, source, progress, asked.trust_remote_code)
     if not checks.ok:
-        return _Begun(folder, checks)
-    progress.note(f"{folder.name}: the files are right; now the engine")
+        return _Started(folder, checks)
+    progress.note(f"{folder.name}: files are sound; starting the engine")
     try:
-        return _Begun(folder, checks, ask(Checkpoint.open(folder), engine, asked))
+        return _Started(folder, checks, ask(Checkpoint.open(folder), engine, asked))
     except QuantkitError as error:
-        return _Begun(folder, checks, problem=str(error))
+        return _Started(folder, checks, problem=str(error))
 
 
-def _finish(begun: _Begun, asked: ProofOptions, sources: Sources, progress: Progress) -> Proof:
+def _finish(begun: _Started, asked: ProofOptions, sources: Sources, progress: Progress) -> Proof:
     folder, checks = begun.folder, begun.checks
     if begun.asking is None:
         return Proof(folder, checks, problem=begun.problem)
@@ -233,7 +233,7 @@ def compare(
         found += agreement.prompt_faults(answer.prompt_logprobs, made)
     written = read = whose = None
     if asked.level == "logprobs" and not found:
-        progress.note(f"{target.folder.name}: the engine has answered; now our reference")
+        progress.note(f"{target.folder.name}: the engine has answered; computing the reference")
         dtype = answer.dtype or str(read_config(target.folder).get("dtype") or "bfloat16")
         where, kind = devices.choose(asked.device), getattr(torch, dtype)
         texts = [a + b for a, b in zip(made.generate, answer.tokens, strict=True)]

@@ -12,7 +12,7 @@ from quantkit.numbers import channel_scales
 from quantkit.recipe import files
 from quantkit.recipe.named import Named
 from quantkit.schemes import ActivationScheme, KVCacheScheme, Strict, WeightScheme
-from quantkit.specs import meant
+from quantkit.specs import suggestion
 
 TUNING_STEPS = 64
 """The options that `--tune` sets."""
@@ -67,7 +67,7 @@ class Recipe(Named):
     @classmethod
     def _known(cls, method: str) -> str:
         if method not in methods.METHODS and method not in (known := methods.names()):
-            raise ValueError(f"'{method}' is unknown; {meant(method, known)}")
+            raise ValueError(f"'{method}' is unknown; {suggestion(method, known)}")
         methods.find(method)  # another package's method may be broken
         return method
 
@@ -108,7 +108,7 @@ class Recipe(Named):
     @classmethod
     def _holds(cls, format: str, info: ValidationInfo) -> str:
         if format not in FORMATS:
-            raise ValueError(f"'{format}' is unknown; {meant(format, FORMATS)}")
+            raise ValueError(f"'{format}' is unknown; {suggestion(format, FORMATS)}")
         parts = [info.data.get(key) for key in ("weights", "input_activations", "kv_cache")]
         weights, activations, kv_cache = parts
         if info.data.get("groups") and format != COMPRESSED_TENSORS:
@@ -373,7 +373,7 @@ def _wrong_activations(weights: WeightScheme, activations: ActivationScheme | No
                 "FP8 activations need FP8 weights, or symmetric 4-bit integers of "
                 "group_size 128 (W4AFP8)"
             )
-        return "" if activations.strategy == "token" else "W4AFP8 has one scale for each token"
+        return "" if activations.strategy == "token" else "W4AFP8 has one scale per token"
     if (weights.type, weights.num_bits) != (activations.type, 8) or activations.num_bits != 8:
         return "activations need 8-bit weights of the same type"
     if (weights.strategy == "block") != (activations.strategy == "group"):

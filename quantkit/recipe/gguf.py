@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from quantkit.errors import RecipeError
 from quantkit.recipe.named import Named
-from quantkit.specs import meant
+from quantkit.specs import suggestion
 
 BLOCK_TYPES = (
     "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K",
@@ -57,7 +57,7 @@ class GGUFRecipe(Named):
         if name not in (*GGUF_TYPES, CONVERTED):
             raise ValueError(
                 f"'{kind}' is not a llama.cpp file type that quantkit writes; "
-                f"{meant(name, GGUF_TYPES)}"
+                f"{suggestion(name, GGUF_TYPES)}"
             )
         return name
 

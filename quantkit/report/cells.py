@@ -69,7 +69,7 @@ def unknown() -> Cell:
     return Cell("", None, "quiet")
 
 
-def worth(report: Document, entry: Entry) -> Cell:
+def badge(report: Document, entry: Entry) -> Cell:
     """Why a candidate is worth a look, in its own column."""
     if report.recommended and entry.name == report.recommended.name:
         return Cell("recommended", 2, "good")
@@ -80,7 +80,7 @@ def model(report: Document, entry: Entry) -> Cell:
     """A model's name, and why it is worth a look."""
     if entry is report.baseline:
         return Cell(f"{entry.name} (source)")
-    why = worth(report, entry)
+    why = badge(report, entry)
     if not why.text:
         return Cell(entry.name)
     return Cell(Markup('{}<small class="{}">{}</small>').format(entry.name, why.tone, why.text))

@@ -100,7 +100,7 @@ def rows(report: Document) -> list[list[str]]:
         found.append(
             [
                 entry.name,
-                first[0] or "nothing shown to break",
+                first[0] or "no loss shown",
                 first[1],
                 _with_error(entry, metrics.FIRST_DIFFERENCE, 1, ""),
                 _with_error(entry, metrics.SAME_ANSWERS, 100, "%"),

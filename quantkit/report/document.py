@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from quantkit.errors import ScoreError
 from quantkit.export.verified import Verified
 from quantkit.parsing import parse_json
-from quantkit.scoring.scorecard import Made, Score, Settings
+from quantkit.scoring.scorecard import Provenance, Score, Settings
 from quantkit.specs import PlainName, as_record, json_problem
 
 VERSION = 2
@@ -75,7 +75,7 @@ class Entry(Record):
     settings: Settings
     device: str
     created: str
-    made: Made | None = None
+    made: Provenance | None = None
     verified: Verified | None = None
     """How a serving engine handled it, where that was tried."""
     comparisons: list[Comparison] = []

@@ -1,7 +1,7 @@
 """Which GPUs run a scored model, from the table in `hardware.support`."""
 
 from quantkit.hardware import support
-from quantkit.scoring.scorecard import Made, Scorecard
+from quantkit.scoring.scorecard import Provenance, Scorecard
 
 
 def runs_on(card: Scorecard) -> str | None:
@@ -17,7 +17,7 @@ def runs_on(card: Scorecard) -> str | None:
     return support.where(made.runs_as or _of_old(made))
 
 
-def _of_old(made: Made) -> str:
+def _of_old(made: Provenance) -> str:
     """The format, from what old score files record."""
     if made.activation_bits is None:
         return "w4a16" if made.weight_bits == 4 else "w8a16"

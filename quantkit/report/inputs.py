@@ -10,8 +10,8 @@ from quantkit.errors import ScoreError
 from quantkit.export import verified
 from quantkit.export.manifest import Manifest, is_checkpoint
 from quantkit.export.verified import Verified
+from quantkit.scoring import provenance
 from quantkit.scoring.evaluation import Evaluation, read_all
-from quantkit.scoring.provenance import made
 
 
 def read(paths: Sequence[Path]) -> list[Evaluation]:
@@ -52,7 +52,7 @@ def _with_manifest(
     card = evaluation.card
     update: dict[str, Any] = {}
     if card.made is None and card.digest in manifests:
-        update["made"] = made(manifests[card.digest])
+        update["made"] = provenance.of_manifest(manifests[card.digest])
     if card.digest in proofs:
         update["verified"] = proofs[card.digest]
     return Evaluation(card.model_copy(update=update), evaluation.outcomes) if update else evaluation

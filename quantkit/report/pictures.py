@@ -159,7 +159,7 @@ def layer_maps(report: Document) -> list[str | Markup]:
         if entry.made is None:
             continue
         found = layers.grid(entry.made.layers)
-        what = "error of the output" if found.is_output else "error of the weight"
+        what = "output error" if found.is_output else "weight error"
         axis = Axis(f"{what}, relative", log=True)
         parts.append(
             heatmap(entry.name, found.kinds, found.blocks, found.values, axis, note=found.outside)

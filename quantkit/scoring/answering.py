@@ -33,7 +33,7 @@ MIN_SHARED = {"cuda": 32, "cpu": 8}
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """What was computed at some scored positions."""
 
     hidden: torch.Tensor
@@ -46,7 +46,7 @@ class Seen:
     """Counted over the tokens of all continuations, in the order of the requests; on the CPU."""
 
 
-Watcher = Callable[[Seen], None]
+Watcher = Callable[[Observation], None]
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class Answerer:
             values.append(predicted.log_probabilities(targets[part, None])[:, 0])
             best.append(predicted.likeliest == targets[part])
             if watcher is not None:
-                watcher(Seen(read, predicted, values[-1], scored.places[part]))
+                watcher(Observation(read, predicted, values[-1], scored.places[part]))
         return torch.cat(values), torch.cat(best)
 
     def _culprit(self, row: _Row) -> str:

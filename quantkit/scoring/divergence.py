@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from quantkit.model.shards import DTYPES, StoredTensor, read_header, write_whole
-from quantkit.scoring.answering import Answerer, Request, Seen, sent
+from quantkit.scoring.answering import Answerer, Observation, Request, sent
 from quantkit.scoring.distribution import Distribution
 
 MOST_POSITIONS = 65_536
@@ -217,7 +217,7 @@ class Recorder:
         self._rows = _rows(self._places, len(is_text))
         self._hidden: torch.Tensor | None = None
 
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: Observation) -> None:
         if self._hidden is None:
             self._hidden = _room(len(self._places), seen.hidden)
         rows, at = _compared(self._rows, seen)
@@ -258,7 +258,7 @@ class Divergence:
     def agrees(self) -> torch.Tensor:
         return self._agrees.cpu()
 
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: Observation) -> None:
         rows, at = _compared(self._rows, seen)
         if not len(rows):
             return
@@ -280,7 +280,7 @@ def _rows(places: torch.Tensor, n_tokens: int) -> torch.Tensor:
     return rows
 
 
-def _compared(rows: torch.Tensor, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
+def _compared(rows: torch.Tensor, seen: Observation) -> tuple[torch.Tensor, torch.Tensor]:
     """For an observed batch: rows of the reference, and their positions in the batch."""
     found = rows[seen.places]
     at = (found >= 0).nonzero()[:, 0]

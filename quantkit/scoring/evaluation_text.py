@@ -26,7 +26,7 @@ def texts(tasks: Sequence[str], data: Path | None = None) -> Iterator[str]:
         yield from found
 
 
-def known(
+def load(
     names: Sequence[str], base: Path, data: Path | None = None
 ) -> tuple[EvaluationText, dict[str, str]]:
     """The combined text of tasks and of files below `base`, and a digest for each name."""
@@ -41,7 +41,7 @@ def known(
 def to_avoid(names: Sequence[str], base: Path) -> tuple[EvaluationText, dict[str, str]]:
     """The same for a calibration set that is built during the run, with advice for failures."""
     try:
-        return known(names, base)
+        return load(names, base)
     except ScoreError as error:
         raise DataError(
             f"the set leaves out text of {', '.join(names)}, which models are scored on, and needs "

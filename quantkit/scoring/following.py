@@ -97,7 +97,7 @@ class Prompts:
         ]
 
 
-def own() -> Prompts:
+def python_prompts() -> Prompts:
     """Prompts from the running Python's documentation, held out from training and calibration."""
     from quantkit.calibration.reading import python_text
 

@@ -19,13 +19,12 @@ from quantkit.export.manifest import now, versions
 from quantkit.model.architecture import Architecture
 from quantkit.model.source import ModelSource
 from quantkit.progress import Progress, Silent
-from quantkit.scoring import answers, lmeval
+from quantkit.scoring import answers, lmeval, provenance
 from quantkit.scoring.answers import Outcome, Text
 from quantkit.scoring.evaluation import Evaluation
 from quantkit.scoring.following import Followed, Prompts
 from quantkit.scoring.options import BACKENDS, Chat, ScoreOptions
-from quantkit.scoring.provenance import made
-from quantkit.scoring.scorecard import Made, Score, Scorecard, Settings
+from quantkit.scoring.scorecard import Provenance, Score, Scorecard, Settings
 from quantkit.scoring.task_needs import Tokenizer
 
 
@@ -59,8 +58,8 @@ def evaluate(
     follows = asked.server is None and asked.backend == BACKENDS[0]
     if not follows and (unjudged := [p.name for p in followed if not p.judges]):
         raise ScoreError(
-            f"{unjudged[0]} holds a model against its source's own answers, which only the backend "
-            "transformers does; leave out --server and --backend, or give rows a judge"
+            f"{unjudged[0]} compares a model with its source's own answers, which needs --backend "
+            "transformers; leave out --server and --backend, or give the rows a judge"
         )
     if isinstance(target, Checkpoint):
         _require_sound(target)
@@ -92,8 +91,8 @@ def evaluate(
         finally:
             lm.close()
     progress.finish()
-    if kept := getattr(lm, "kept", ""):
-        progress.note(kept)
+    if hits := getattr(lm, "cache_hits", ""):
+        progress.note(hits)
     outcomes = answers.of_samples(results["samples"], lm.texts)
     scores = _scores(results, lm.texts)
     for prompts in followed:
@@ -150,7 +149,7 @@ def _require_sound(checkpoint: Checkpoint) -> None:
 
     if faults := list(file_faults(checkpoint.folder, checkpoint.manifest)):
         raise CheckpointError(
-            f"{checkpoint.folder} does not match its manifest: {faults[0]}; run quantkit verify"
+            f"{checkpoint.folder} does not match its manifest: {faults[0]}; run `quantkit verify`"
         )
 
 
@@ -164,7 +163,7 @@ def _identity(target: ModelSource | Checkpoint) -> dict[str, Any]:
             "size_bytes": manifest.size_bytes,
             "bits_per_weight": manifest.bits_per_weight,
             "source_fingerprint": manifest.source.fingerprint,
-            "made": made(manifest),
+            "made": provenance.of_manifest(manifest),
         }
     alike = {"likeness": likeness(target)}
     if isinstance(target, ForeignCheckpoint):
@@ -194,7 +193,7 @@ def _of_others(target: ForeignCheckpoint) -> dict[str, Any]:
         "size_bytes": target.size_bytes,
         "bits_per_weight": 8 * target.size_bytes / n_weights,
         "source_fingerprint": target.original.fingerprint if target.original else "",
-        "made": Made(
+        "made": Provenance(
             method=declared.method,
             weight_bits=sizes.pop() if len(sizes) == 1 else None,
             weight_type=first.weights.type,

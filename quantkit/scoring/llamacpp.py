@@ -46,7 +46,9 @@ class LlamaCpp:
         try:
             self._server = xllamacpp.Server(wanted)
         except RuntimeError as error:
-            raise ScoreError(f"llama.cpp does not load {path}: {error}; run verify") from error
+            raise ScoreError(
+                f"llama.cpp does not load {path}: {error}; run `quantkit verify`"
+            ) from error
 
     def facts(self) -> dict[str, str] | None:
         """What determines its answers, besides the file."""

@@ -264,7 +264,7 @@ def _inside(path: str) -> tuple[str, ...]:
     if not found.exists():
         raise ScoreError(f"--tasks {path}: there is no such file or folder")
     folder = found if found.is_dir() else found.parent
-    index = task_index.own((str(folder),)).task_index
+    index = task_index.own_tasks((str(folder),)).task_index
     inside = [
         name
         for name, entry in index.items()
@@ -291,11 +291,11 @@ def _members(entry: Any) -> list[str]:
 def _manager(tasks: Sequence[str]) -> Any:
     # lm-eval reads thousands of files to list its own tasks; ours alone load in moments.
     folders = tuple(sorted(FOLDERS))
-    manager = task_index.own(folders)
+    manager = task_index.own_tasks(folders)
     if missing := [task for task in tasks if task not in manager.all_tasks]:
         task_names.check(missing, manager.all_tasks)  # as text, in a tenth of the time
         manager = task_index.reaching(tuple(sorted(set(missing))), folders)
     for task in tasks:
         if task not in manager.all_tasks:
-            raise task_names.unknown(task, task_index.everything(folders).all_tasks)
+            raise task_names.unknown(task, task_index.all_tasks(folders).all_tasks)
     return manager

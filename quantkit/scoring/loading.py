@@ -38,10 +38,10 @@ def load(
         Architecture.of(target.folder, trust_remote_code, target.tensors).check(target)
     model = skeleton(target.folder, trust_remote_code, dtype)
     found = _links(model, target)
-    n_mixtures = experts.separate(model, target.folder)
+    n_separated = experts.separate(model, target.folder)
     experts.stack(model, dict(found.stacked))
     # The experts of code that a model brings may be separate already.
-    if not n_mixtures and not any(EXPERT.search(f"{name}.") for name, _ in model.named_modules()):
+    if not n_separated and not any(EXPERT.search(f"{name}.") for name, _ in model.named_modules()):
         refuse_experts(read_config(target.folder), target.folder, "but quantkit finds no experts")
     if isinstance(target, ForeignCheckpoint):
         stored = {name: _cast(target.read(name), dtype) for name in target.tensors}
@@ -52,11 +52,13 @@ def load(
     try:
         missing, _ = model.load_state_dict(found.state(stored), strict=False, assign=True)
     except RuntimeError as error:
-        raise CheckpointError(f"{target.folder} does not fit its config; run verify") from error
+        raise CheckpointError(
+            f"{target.folder} does not fit its config; run `quantkit verify`"
+        ) from error
     model.tie_weights()
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     if gone := [name for name in missing if name not in tied]:
-        raise CheckpointError(f"{target.folder} lacks {gone[0]}; run verify")
+        raise CheckpointError(f"{target.folder} lacks {gone[0]}; run `quantkit verify`")
     if isinstance(target, Checkpoint) and not target.is_gguf:
         _round_inputs(model, target, found)
         _round_cache(model, target, found)
@@ -126,6 +128,8 @@ def _round_cache(model: Any, checkpoint: Checkpoint, links: Links) -> None:
         stored = links.module(attention)
         for spec in formats.kv_specs(stored, checkpoint.manifest.source.dtype):
             if spec.name not in scales:
-                raise CheckpointError(f"{checkpoint.folder} lacks {spec.name}; run verify")
+                raise CheckpointError(
+                    f"{checkpoint.folder} lacks {spec.name}; run `quantkit verify`"
+                )
             own[attention + spec.name.removeprefix(stored)] = scales[spec.name]
     activations.attach_to_cache(model, own)

@@ -25,7 +25,7 @@ from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
 from quantkit.progress import Progress
 from quantkit.scoring import cache, divergence, loading
-from quantkit.scoring.answering import Answer, Answerer, Request, Seen, truncated
+from quantkit.scoring.answering import Answer, Answerer, Observation, Request, truncated
 from quantkit.scoring.answers import Text
 from quantkit.scoring.following import Followed, Prompts
 from quantkit.scoring.rules import Rules, keys_of
@@ -38,7 +38,7 @@ KEPT_AS = "3"
 
 
 @dataclass(frozen=True)
-class _Whole:
+class _CachedText:
     """Results on the texts of a task, as cached."""
 
     losses: torch.Tensor
@@ -65,7 +65,7 @@ class _Whole:
         return list(torch.split(self.kl, sizes)), list(torch.split(self.agrees, sizes))
 
     @classmethod
-    def read(cls, path: Path) -> "_Whole":
+    def read(cls, path: Path) -> "_CachedText":
         stored = read_header(path)
         return cls(*(stored[field.name].read() for field in fields(cls)))
 
@@ -78,7 +78,7 @@ class _SpecialTokens:
         self._windows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         self.losses = torch.zeros(len(counts), dtype=torch.float64)
 
-    def see(self, seen: Seen) -> None:
+    def see(self, seen: Observation) -> None:
         at = (~self._is_text[seen.places]).nonzero()[:, 0]
         if len(at):
             values = seen.log_probabilities[at.to(seen.log_probabilities.device)].double().cpu()
@@ -186,7 +186,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         self._kept.answers.close()
 
     @property
-    def kept(self) -> str:
+    def cache_hits(self) -> str:
         """Which answers came from the cache, in words; empty where none did."""
         if not self._n_kept:
             return ""
@@ -237,7 +237,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
                 totals[place] = -loss
         return totals
 
-    def _text(self, documents: Sequence[str]) -> "_Found":
+    def _text(self, documents: Sequence[str]) -> "_TextScores":
         windows, counts, n_tokens, is_text = [], [], [], []
         for ids in self._encoder.texts(documents):
             parts = self._windows(ids)
@@ -251,7 +251,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         beside_losses = [float(part.sum()) for part in torch.split(whole.beside, counts)]
         kl, agrees = whole.by_document([len(part) for part in is_text])
         own = [loss - other for loss, other in zip(losses, beside_losses, strict=True)]
-        return _Found(losses, Text(own, n_tokens, kl, agrees))
+        return _TextScores(losses, Text(own, n_tokens, kl, agrees))
 
     def _windows(self, ids: list[int]) -> list[Request]:
         rolling = utils.get_rolling_token_windows(
@@ -263,12 +263,12 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         pairs = map(utils.make_disjoint_window, rolling)
         return [Request(tuple(context), tuple(more)) for context, more in pairs]
 
-    def _whole(self, windows: list[Request], is_text: torch.Tensor) -> _Whole:
+    def _whole(self, windows: list[Request], is_text: torch.Tensor) -> _CachedText:
         """Losses by window and divergence by position, from the cache where it is complete."""
         digest = divergence.tokens_digest(windows, is_text)
         kept, reference = self._kept.whole(digest), self._kept.reference(digest)
         has_source = reference.is_file() and self._kept.head.is_file()
-        if kept.is_file() and has_source == bool(len((found := _Whole.read(kept)).places)):
+        if kept.is_file() and has_source == bool(len((found := _CachedText.read(kept)).places)):
             self._count(len(windows), len(windows))
             return found
         self._count(len(windows), 0)
@@ -286,7 +286,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
             )
         watchers = [watcher for watcher in (beside, recorder, compared) if watcher is not None]
 
-        def watch(seen: Seen) -> None:
+        def watch(seen: Observation) -> None:
             for watcher in watchers:
                 watcher.see(seen)
 
@@ -306,7 +306,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
             kl, agrees = torch.zeros(len(places)), torch.ones(len(places), dtype=torch.bool)
         elif compared is not None:
             places, kl, agrees = compared.places, compared.kl, compared.agrees
-        whole = _Whole(losses, beside.losses, places, kl, agrees)
+        whole = _CachedText(losses, beside.losses, places, kl, agrees)
         whole.write(kept)
         return whole
 
@@ -370,7 +370,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class _Found:
+class _TextScores:
     losses: list[float]
     """By document, for all tokens that lm-eval counts."""
     text: Text

@@ -70,7 +70,7 @@ class ScoreOptions:
     @property
     def followed(self) -> list[Prompts]:
         """Prompts whose source answers candidates are compared with."""
-        own = [following.own()] if suites.FOLLOWED in suites.expanded(self.tasks) else []
+        own = [following.python_prompts()] if suites.FOLLOWED in suites.expanded(self.tasks) else []
         more = []
         if self.prompts is not None:
             more.append(following.of_file(self.prompts, judge=self.judge))

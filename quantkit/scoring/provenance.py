@@ -6,14 +6,14 @@ from quantkit.export import format_map
 from quantkit.export.manifest import Manifest
 from quantkit.hardware import support
 from quantkit.recipe import Recipe
-from quantkit.scoring.scorecard import LayerError, Made
+from quantkit.scoring.scorecard import LayerError, Provenance
 
 
-def made(manifest: Manifest) -> Made:
+def of_manifest(manifest: Manifest) -> Provenance:
     """The part of a manifest that a score file keeps, so that a report needs no checkpoint."""
     recipe = manifest.recipe
     activations = recipe.input_activations if isinstance(recipe, Recipe) else None
-    return Made(
+    return Provenance(
         method=recipe.method if isinstance(recipe, Recipe) else recipe.gguf,
         weight_bits=recipe.weights.num_bits if isinstance(recipe, Recipe) else None,
         weight_type=recipe.weights.type if isinstance(recipe, Recipe) else None,

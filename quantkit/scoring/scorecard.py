@@ -99,7 +99,7 @@ class LayerError(Record):
     """Squared error of its output on calibration data, relative to that output's square."""
 
 
-class Made(Record):
+class Provenance(Record):
     """How a checkpoint was made, from its manifest, or from the config that other tools wrote."""
 
     method: str
@@ -175,7 +175,7 @@ class Scorecard(Record):
     scores: dict[str, Score]
     """By `<task>/<metric>`."""
     settings: Settings
-    made: Made | None = None
+    made: Provenance | None = None
     """None for a source, and in old files."""
     verified: Verified | None = None
     """How a serving engine handled it, if the checkpoint's folder says so."""

@@ -19,13 +19,13 @@ METADATA = {"tokenizer": ""}
 
 
 @cache
-def own(folders: tuple[str, ...]) -> Any:
+def own_tasks(folders: tuple[str, ...]) -> Any:
     """Our tasks and those in the user's folders."""
     return _read(folders, False)
 
 
 @cache
-def everything(folders: tuple[str, ...]) -> Any:
+def all_tasks(folders: tuple[str, ...]) -> Any:
     """These and all of lm-eval's."""
     return _read(folders, True)
 
@@ -39,7 +39,7 @@ def reaching(tasks: tuple[str, ...], folders: tuple[str, ...]) -> Any:
     while True:
         with _only(task_names.places(sought)) as is_possible:
             if not is_possible:
-                return everything(folders)
+                return all_tasks(folders)
             found = _read(folders, True)
         index = found.task_index
         reached = _reached(tasks, index)

@@ -102,7 +102,7 @@ def parse(
     """The requested draft, checked against the model that it drafts for."""
     if text is None:
         return None
-    kind, place = speculation.named(text)
+    kind, place = speculation.parse(text)
     n = n_tokens or TOKENS[kind]
     if kind == "mtp":
         _require_own_head(target)

@@ -177,7 +177,7 @@ def _vllm_panels(plan: Plan, targets: Targets) -> list[Panel]:
         drafts, tokens = (_rate(f"spec_decode_num_{n}", own) for n in ("drafts", "draft_tokens"))
         panels += [
             Panel("Accepted draft tokens", "percentunit", {"all": f"{accepted} / {tokens}"}),
-            Panel("Tokens a step", "short", {"mean": f"1 + {accepted} / {drafts}"}),
+            Panel("Tokens per step", "short", {"mean": f"1 + {accepted} / {drafts}"}),
         ]
     return panels
 

@@ -292,8 +292,8 @@ def _notes(asked: Query, found: Sequence[Recommendation], guess: Draft | None) -
         verdict = "worth it" if gain > 1.05 else "not worth its memory" if gain < 1 else "no gain"
         who = "1 user" if load == 1 else f"{load} users"
         notes.append(
-            f"The draft makes a token {gain:.2f} times as fast with {who}, {chosen.speed.drafted} "
-            f"drafted for each step: {verdict}."
+            f"With {who} the draft makes decoding {gain:.2f} times as fast, at "
+            f"{chosen.speed.drafted} drafted tokens per step: {verdict}."
         )
     if asked.prices is not None:
         notes.append(asked.prices.words)
@@ -311,9 +311,9 @@ def _measured(question: Question, bench: Path, gpu: GPU) -> Question:
     if not known.speeds:
         load = question.load(question.users or 1)
         raise AdviceError(
-            f"{bench} has nothing that was measured on {question.count} x {gpu.name} with "
-            f"{load.users} at a time, prompts near {load.prompt:,} and answers near "
-            f"{load.answer:,} tokens; measure that, or ask for what was measured"
+            f"{bench} has no measurement on {question.count} x {gpu.name} with {load.users} "
+            f"concurrent users, prompts near {load.prompt:,} and answers near {load.answer:,} "
+            "tokens; measure that load, or ask for one that was measured"
         )
     return question.but(measured=known)
 

@@ -86,7 +86,8 @@ def refuse_taken(host: str, port: int) -> None:
         what = f", where {model} is served" if model else ""
         reason = getattr(error, "strerror", None) or str(error)
         raise EngineError(
-            f"port {port} of {host} cannot be had{what} ({reason}); choose another with --port"
+            f"cannot listen on port {port} of {host}{what} ({reason}); choose another port with "
+            "--port"
         ) from error
 
 

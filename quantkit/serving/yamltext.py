@@ -29,6 +29,6 @@ def head(plan: Plan, *lines: str) -> str:
     explained = [flag for flag in plan.flags if flag.name not in ("--host", "--port")]
     wide = max(len(flag.name) for flag in explained)
     flags = [f"  {flag.name:{wide}}  {flag.why}" for flag in explained]
-    notes = [f"  mind: {note}" for note in plan.notes]
+    notes = [f"  note: {note}" for note in plan.notes]
     comments = [first, *lines, "", "Why the engine has these flags:", *flags, *notes]
     return "".join(f"# {line}".rstrip() + "\n" for line in comments)

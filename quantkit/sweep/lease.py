@@ -144,7 +144,7 @@ def current(place: Place) -> tuple[int, Holder | None]:
         ) from error
 
 
-def held(place: Place) -> Holder | None:
+def holder_of(place: Place) -> Holder | None:
     """Who drives the sweep in a place now, if anybody."""
     holder = current(place)[1]
     if holder is None or holder.expires < time.time() or holder.is_gone:

@@ -96,7 +96,7 @@ def _everything(found: Overview) -> list[str | Markup]:
                 [
                     entry.name,
                     *([model.label] if several else []),
-                    cells.worth(report, entry),
+                    cells.badge(report, entry),
                     Cell(gib(entry.size_bytes), entry.size_bytes),
                     Cell(f"{entry.bits_per_weight:.2f}", entry.bits_per_weight),
                     cells.change(report, entry, report.headline) if report.headline else "",

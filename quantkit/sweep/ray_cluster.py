@@ -149,7 +149,7 @@ class Cluster:
             host, seen = self._ray.get(task)
         except (errors.RuntimeEnvSetupError, errors.RayTaskError) as error:
             first = next(iter(str(error).splitlines()), type(error).__name__)
-            raise SweepError(f"a node of the cluster cannot run our code: {first}") from error
+            raise SweepError(f"a node of the cluster cannot run quantkit: {first}") from error
         except errors.RayError:
             return None
         return str(host), bool(seen)

@@ -105,8 +105,7 @@ def resolve(spec: SweepSpec, base: Path) -> Resolved:
         known = ", ".join(resources.names("calibration"))
         wrong.append(
             f"recipe {learning[0]} needs calibration data: name sets under `calibration:` "
-            f"({known}, or "
-            "files of your own)"
+            f"({known}, or files of your own)"
         )
     if wrong:
         raise SweepError("\n  ".join(["the sweep cannot be run:", *wrong] if wrong[1:] else wrong))

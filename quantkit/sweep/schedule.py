@@ -26,7 +26,7 @@ STATE = "state.json"
 SECONDS_BETWEEN_STATES = 1.0
 DEATHS = 20
 """A step may lose this many machines: beyond that, it is what kills them."""
-TOLD = 300
+MOST_NOTED = 300
 """For sweeps with more steps, only faults are reported as they come."""
 
 
@@ -225,7 +225,7 @@ class Run:
         ended = self.n_ended + len(outcome.records)
         took = duration(sum(record.seconds for record in outcome.records))
         line = f"{ended}/{len(self.graph.steps)} {job.title}: {took}"
-        (self.progress.note if len(self.graph.steps) <= TOLD else self.progress.detail)(line)
+        (self.progress.note if len(self.graph.steps) <= MOST_NOTED else self.progress.detail)(line)
 
     def _died(self, step: Step) -> int:
         self._deaths[step.name] = self._deaths.get(step.name, 0) + 1

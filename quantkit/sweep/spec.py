@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from quantkit.errors import SweepError
 from quantkit.scoring.suites import DEFAULT, DEMO
-from quantkit.specs import meant, problems, read_yaml
+from quantkit.specs import problems, read_yaml, suggestion
 
 KINDS = ("calibrate", "quantize", "verify", "score", "report")
 """Steps, in pipeline order."""
@@ -172,7 +172,7 @@ class SweepSpec(_Strict):
         for label, others in waits.items():
             for other in others:
                 if other not in waits:
-                    hint = meant(other, waits)
+                    hint = suggestion(other, waits)
                     yield f"models: {label} comes after {other}, which is not a model here; {hint}"
         if found := cycle(waits):
             yield f"models: {' comes after '.join(found)}: none of them can start"

@@ -67,7 +67,7 @@ def status(place: Place, check: bool = False) -> Status:
     if check:
         for record in plan.records.values():
             faults += result.faults(place, record, largest=None)
-    holder = lease.held(place)
+    holder = lease.holder_of(place)
     state = read_state(place)
     done = plan.finished(graph, state.get("errors", {}))
     now = time.time()

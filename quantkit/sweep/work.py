@@ -49,7 +49,7 @@ def calibrate(steps: Sequence[Step], bench: Bench) -> list[Product]:
     else:
         wanted = set_spec.SetSpec.model_validate(work["spec"])
         vocabulary = Vocabulary.of(work["model"]["place"], work["model"]["revision"])
-        known = partial(evaluation_text.known, data=None)
+        known = partial(evaluation_text.load, data=None)
         reading = Reading(Path(work["base"]))
         if unusual := inspection.unusual_size(wanted.n_samples):
             bench.progress.note(f"warning: {unusual}")

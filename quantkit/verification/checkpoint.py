@@ -158,7 +158,7 @@ def _verify_gguf(
     if gguf.is_of_file(checkpoint):
         original = gguf.original_file(checkpoint)
         if original is None:
-            result.left_out.append(f"all but the header: {manifest.source.name} is not as it was")
+            result.left_out.append(f"all but the header: {manifest.source.name} has changed")
             return result
     else:
         if source is None and read_weights:
@@ -372,7 +372,7 @@ def _value_faults(
             elif not abs(error - noted) <= ERROR_TOLERANCE * max(error, noted):
                 yield f"{module} is {error:.5f} off its source, its manifest says {noted:.5f}"
         progress.advance(sum(checkpoint.tensors[n].size_bytes for n in checkpoint.parts(module)))
-    yield from scales.unlike(checkpoint, plan)
+    yield from scales.unequal_scales(checkpoint, plan)
     parts = {name for module in plan.quantized for name in checkpoint.parts(module)}
     parts.update(spec.name for spec in plan.kv_scales)
     for name, tensor in checkpoint.tensors.items():

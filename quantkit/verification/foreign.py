@@ -179,8 +179,7 @@ def _tensor_faults(files: _Files) -> Iterator[str]:
                 yield f"{module}.{name} is missing"
             elif shapes and found.shape not in shapes:
                 yield (
-                    f"{module}.{name} is {list(found.shape)}, {part.label} makes it "
-                    f"{list(shapes[0])}"
+                    f"{module}.{name} is {list(found.shape)}, {part.label} needs {list(shapes[0])}"
                 )
         name, declared = _declared_shape(files, module)
         if declared is not None and declared != known.linears[module]:

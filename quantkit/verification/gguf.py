@@ -84,7 +84,7 @@ def tensor_faults(checkpoint: Checkpoint, plan: GGUFPlan) -> Iterator[str]:
         elif (found[name].shape, found[name].kind) != ((1,), Kind.F32):
             yield f"{name} is {found[name].kind.name} {list(found[name].shape)}, not one F32"
         elif not 0 < checkpoint.gguf.dequantized(name).item() < float("inf"):
-            yield f"{name} is {checkpoint.gguf.dequantized(name).item()}, no scale"
+            yield f"{name} is {checkpoint.gguf.dequantized(name).item()}, which is not a scale"
     for name in _nvfp4(plan):
         if (scale := nvfp4.scale_name(name, nvfp4.SCALE)) not in found:
             yield f"{scale} is missing"

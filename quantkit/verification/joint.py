@@ -75,9 +75,9 @@ def tensor_faults(joint: Joint, tensors: Mapping[str, StoredTensor]) -> Iterator
         if stored is None:
             yield f"{name} is missing"
         elif dtype and stored.dtype != dtype:
-            yield f"{name} is {stored.dtype}, mxfp4 makes it {dtype}"
+            yield f"{name} is {stored.dtype}, mxfp4 needs {dtype}"
         elif stored.shape != shape:
-            yield f"{name} is {list(stored.shape)}, mxfp4 makes it {list(shape)}"
+            yield f"{name} is {list(stored.shape)}, mxfp4 needs {list(shape)}"
 
 
 def scales(tensors: Mapping[str, StoredTensor]) -> Iterator[StoredTensor]:

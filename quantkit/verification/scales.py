@@ -95,7 +95,7 @@ def faults(checkpoint: Checkpoint, plan: Plan, source: ModelSource | None) -> It
             yield f"{name} leaves room for {room:.3g}, and the source's reach {seen[name]:.3g}"
 
 
-def unlike(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
+def unequal_scales(checkpoint: Checkpoint, plan: Plan) -> Iterator[str]:
     """Layers that vLLM fuses but whose weights have different global scales."""
     for kind in SHARED:
         stored = {

@@ -6,7 +6,7 @@ from typing import Any
 from figures.regions import RESULTS, link, number, paragraph, region, result, table
 from quantkit.hardware.gpus import label
 
-HEAD = ["", "perplexity:", "KL:", "same first token:", "commit"]
+HEAD = ["", "perplexity:", "KL:", "top-1 agreement:", "commit"]
 THEN = "Recipes are those of the commit in the last column."
 PLACES = ("best_bits-h200", "best_bits-cpu")
 
@@ -59,7 +59,7 @@ def gguf_best() -> str:
         f"text ({link('recorded', name)}, {label(run['device'])}); both files "
         "of a type from one pass."
     )
-    head = ["", "bytes of tensors:", "perplexity:", "KL:", "same first token:"]
+    head = ["", "bytes of tensors:", "perplexity:", "KL:", "top-1 agreement:"]
     return f"{paragraph(told)}\n\n" + table(head, rows)
 
 

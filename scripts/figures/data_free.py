@@ -4,6 +4,22 @@ from typing import Any
 
 from figures.regions import gib, link, paragraph, region, result, seconds, table, times
 
+FAULTS = {
+    "an output that cannot be": "an output folder that cannot be created",
+    "an output that exists": "an output that exists already",
+    "a folder": "a missing folder",
+    "a task": "an unknown task",
+    "a task in it": "an unknown task in the file",
+    "a task to avoid": "an unknown task in `--avoid`",
+    "a GPU": "an unknown GPU",
+    "a source": "a missing source",
+    "a report": "a missing report",
+    "a recipe": "an unknown recipe",
+    "a file": "a missing file",
+    "scores": "missing scores",
+}
+"""The faults by their names in the result file, in words for readers."""
+
 
 def over_copy(run: dict[str, Any], name: str) -> float:
     """Seconds of the command, as a user sees it, over those of the fastest plain copy."""
@@ -81,8 +97,9 @@ def refusals() -> str:
     rows = []
     for command, wrong in result("startup")["refusals"].items():
         what, slowest = max(wrong.items(), key=lambda one: one[1]["cpu_seconds"])
-        rows.append([f"`{command}`", str(len(wrong)), seconds(slowest["cpu_seconds"]), what])
-    return table(["command", "faults tried:", "slowest:", "that is"], rows)
+        fault = FAULTS.get(what, what)
+        rows.append([f"`{command}`", str(len(wrong)), seconds(slowest["cpu_seconds"]), fault])
+    return table(["command", "faults tried:", "slowest:", "the slowest fault"], rows)
 
 
 @region

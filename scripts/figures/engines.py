@@ -134,8 +134,8 @@ def experts_speed() -> str:
     if killed := run.get("killed_and_resumed"):
         same = "the same bytes" if killed["same_bytes"] else "OTHER BYTES"
         more += (
-            f" A run of {killed['n_blocks']} blocks that was killed half way took up "
-            f"{killed['tensors_taken_up']:,} tensors and ended in {same}."
+            f" A run of {killed['n_blocks']} blocks that was killed half way resumed with "
+            f"{killed['tensors_taken_up']:,} finished tensors and ended in {same}."
         )
     return paragraph(
         f"GPTQ of blocks of Qwen3-30B-A3B's shape with {run['samples']} x {run['length']:,} tokens "

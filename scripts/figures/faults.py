@@ -41,7 +41,8 @@ def faults_kills() -> str:
 @region
 def faults_limits() -> str:
     """Starved commands."""
-    shown = table(["limit", *LIMITS], _rows("limits", LIMITS))
+    head = ["limit", *(name.replace("done all the same", "completed") for name in LIMITS)]
+    shown = table(head, _rows("limits", LIMITS))
     return f"{shown}\n\nSeeds {_seeds('limits')}."
 
 

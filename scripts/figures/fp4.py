@@ -87,7 +87,7 @@ def _told(name: str) -> str:
     )
     if "note" in run:
         told += f" Since then: {run['note']}."
-    head = ["", "perplexity:", "KL:", "of the peer's:"]
+    head = ["", "perplexity:", "KL:", "of llm-compressor's KL:"]
     if not any(row[-1] for row in rows):
         head, rows = head[:-1], [row[:-1] for row in rows]
     return f"{paragraph(told)}\n\n{table(head, rows)}"

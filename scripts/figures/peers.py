@@ -90,7 +90,7 @@ def quality_of(name: str) -> str:
         for name, what in TOOLS.items()
         if (row := found.get(name))
     ]
-    head = ["", "perplexity:", "KL:", "same first token:", "command:", "GPU memory:"]
+    head = ["", "perplexity:", "KL:", "top-1 agreement:", "command:", "GPU memory:"]
     return table(head, rows)
 
 

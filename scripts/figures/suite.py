@@ -7,11 +7,11 @@ from figures.regions import link, number, paragraph, region, result, table
 def suite() -> str:
     found = result("suite")
     before = found.get("before")
-    was = f", {number(before['seconds'] / 60)} before" if before else ""
+    was = f"; {number(before['seconds'] / 60)} before" if before else ""
     words = paragraph(
-        f"Its {found['n_tests']:,} tests take {number(found['seconds'] / 60)} minutes{was} on "
-        f"{found['cores']} cores ({found['machine']}; {link('every file', 'suite', '')}). The "
-        "longest, each including the fixtures that it is the first to use:"
+        f"The {found['n_tests']:,} tests take {number(found['seconds'] / 60)} minutes on "
+        f"{found['cores']} cores ({found['machine']}{was}; {link('every file', 'suite', '')}). "
+        "The longest, each including the fixtures that it is the first to use:"
     )
     rows = [
         [f"`{one['test'].removeprefix('tests/')}`", f"{one['seconds']:.0f}"]

@@ -71,12 +71,35 @@ def wild_on_cpu() -> str:
     return paragraph(told)
 
 
+LABELS = {
+    "int2 g128, 16-bit inputs": "W2A16 g128",
+    "int4 g128, 16-bit inputs": "W4A16 g128",
+    "int8 channel, int8 dynamic inputs": "W8A8 per channel",
+    "fp8 channel, fp8 dynamic inputs": "FP8 per channel",
+    "fp8 block, fp8 dynamic inputs": "FP8 blocks",
+    "nvfp4, 16-bit inputs": "NVFP4-A16",
+    "mxfp4, 16-bit inputs": "MXFP4-A16",
+}
+"""Formats as they were called when the result was recorded, and their labels."""
+
+
+def labelled(text: str) -> str:
+    """`gptq: int4 g128, 16-bit inputs` by the label that quantkit prints."""
+    method, _, words = text.partition(": ")
+    return f"{method}: {LABELS.get(words, words)}"
+
+
 @region
 def wild_peers() -> str:
     """Files of other tools, by quantkit and by the library that reads them."""
     found = result("wild_peers-cpu")
     rows = [
-        [f"`{name}`", one["package"], one["read_as"], f"{one['mean_nats']:.4f}"]
+        [
+            f"`{name.replace('mixture', 'moe')}`",
+            one["package"],
+            labelled(one["read_as"]),
+            f"{one['mean_nats']:.4f}",
+        ]
         for name, one in found["checkpoints"].items()
     ]
     worst, roundings = found["within"].values()

@@ -101,7 +101,7 @@ def test_it_fits_the_screen(run_cli, monkeypatch, written, columns):
     result = run_cli(["gate", PUBLISHED, "--against", PUBLISHED])
     text = re.sub(r"\x1b\[[\d;]*m", "", result.stdout)
     assert max(map(len, text.split("\n"))) <= columns
-    assert len(re.findall(r"^ \S+ +top1_agreement ", text, re.M)) == 6
+    assert len(re.findall(r"^ \S+ +top-1 agreement ", text, re.M)) == 6
     assert "…" not in text
 
 

@@ -222,7 +222,7 @@ def test_a_port_in_use_is_told_before_anything_starts(run_cli, demo_made, engine
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         words = failure(run_cli, demo_made, fake, taken.getsockname()[1])
-    assert "cannot be had" in words
+    assert "cannot listen on port" in words
     assert "--port" in words
     assert not fake.was_started
 
@@ -400,7 +400,7 @@ def test_what_cannot_be_written_or_started_is_told_before_files_are_read(
         other.listen()
         fake = engine()
         arguments = ["--python", fake.python, "--port", other.getsockname()[1]]
-        assert "cannot be had" in run_cli([*command, *arguments]).stderr
+        assert "cannot listen on port" in run_cli([*command, *arguments]).stderr
     absent = FakeEngine(tmp_path / "absent", "absent")
     assert "has no vLLM" in run_cli([*command, "--python", absent.python]).stderr
 

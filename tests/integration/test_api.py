@@ -21,11 +21,11 @@ def test_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
         exec(compile(code, str(PAGE), "exec"), names)
     found = capsys.readouterr()
     assert "Did you mean gptq-w4a16" in found.out
-    assert names["made"][0].folder == Path("out/gptq-w4a16")
+    assert names["checkpoints"][0].folder == Path("out/gptq-w4a16")
     assert names["checked"].ok
     assert names["predicted"].ok
     assert Path("out/rtn-w4a16-g32").is_dir()
-    assert names["seen"][-1].done == names["seen"][-1].total > 0
+    assert names["updates"][-1].done == names["updates"][-1].total > 0
     assert names["same"].manifest.source.name == str(qk_demo())
     assert names["answer"].best
     assert "Writing model shards" not in found.err

@@ -292,7 +292,7 @@ def test_an_offline_batch_with_too_few_tokens_is_no_measurement(run_cli, tmp_pat
     arguments += ["--prompt", "16", "--output", "4", "--sweep", "max_num_seqs=8", "-q"]
     result = run_cli(arguments)
     assert result.code == 3
-    assert "asked for 4 tokens a request, got [3]" in result.stderr
+    assert "asked for 4 tokens per request, got [3]" in result.stderr
 
 
 def test_the_command_line_of_llama_cpp(tmp_path):

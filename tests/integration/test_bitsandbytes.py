@@ -73,7 +73,7 @@ def test_a_report_says_who_made_it(model, made, tmp_path):
         ("weight.absmax", None, "weight.absmax is missing", "bnb-state"),
         ("weight.quant_state.bitsandbytes__nf4", None, "bitsandbytes__nf4 is missing", "bnb-state"),
         ("weight.absmax", "nan", "1 of 512 scales is NaN", None),
-        ("weight.absmax", "short", "[511], bitsandbytes NF4 makes it [512]", None),
+        ("weight.absmax", "short", "[511], bitsandbytes NF4 needs [512]", None),
         ("weight.quant_state.bitsandbytes__nf4", "shape", "says [256, 128], not [128, 256]", None),
     ],
 )

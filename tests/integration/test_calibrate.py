@@ -446,7 +446,8 @@ def test_an_existing_output_stays_unless_forced(build, run_cli, chat_file, out):
     command = ["calibrate", "build", "--model", "demo", "-o", out, "--from", chat_file, *SMALL]
     result = run_cli(command)
     assert result.code == 3
-    assert result.stderr == f"quantkit: {out} exists already; use --force to replace it\n"
+    assert result.stderr.startswith(f"quantkit: {out} ")
+    assert "--force" in result.stderr
     assert json.loads((out / "calibration.json").read_text()) == before
     assert run_cli([*command, "--seed", "3", "--force"]).code == 0
     assert json.loads((out / "calibration.json").read_text())["spec"]["seed"] == 3

@@ -179,7 +179,7 @@ def test_held_out_tokens_choose_for_each_linear():
     linears = linears_of(weights(), NVFP4, held_out=True, heights=(40, 24))
     made = gptq.GPTQ.rounding.round(linears)
     assert {way: len(errors) for way, errors in made.held_out.items()} == {"gptq": 2, "rounding": 2}
-    held = products.Halves.of(linears.inputs.held)
+    held = products.Halves.of(linears.inputs.held_out)
     change = grid.dequantize(made.quantized, NVFP4) - linears.weight
     rows = slice(0, 40)
     share = products.row_energies(change[rows], held).sum()
@@ -188,7 +188,7 @@ def test_held_out_tokens_choose_for_each_linear():
     assert share.item() == pytest.approx(least, rel=1e-4)
     # Where tokens to learn from say nothing of those held out, GPTQ has nothing to offer.
     found = linears.inputs
-    found.gram = found.held + torch.diag(1e3 * torch.rand(256) ** 4)
+    found.gram = found.held_out + torch.diag(1e3 * torch.rand(256) ** 4)
     assert (gptq.GPTQ.rounding.round(linears).held_out["gptq"] > 0).all()
 
 
@@ -356,7 +356,7 @@ def test_nan_or_zero_as_a_scale_is_a_fault(made, tmp_path, recipe, part, value):
         ("nvfp4", {"intermediate_size": 264}, "NVFP4 has groups of 16 columns; put it into"),
         ("mxfp4", {"intermediate_size": 272}, "MXFP4 has groups of 32 columns; put it into"),
         ("mxfp8", {"intermediate_size": 272}, "MXFP8 has groups of 32 columns; put it into"),
-        ("w4afp8", {}, "W4AFP8 needs multiples of 128 both ways"),
+        ("w4afp8", {}, "W4AFP8 needs .* multiples of 128"),
     ],
 )
 def test_a_shape_that_does_not_fit_is_named(tiny_model, tmp_path, recipe, size, said):
@@ -369,5 +369,5 @@ def test_groups_must_not_part_what_vllm_fuses(tiny_model, tmp_path):
     mixed = Recipe.load("nvfp4-fp8").model_dump()
     mixed["groups"][0]["targets"] = ["re:.*q_proj"]
     recipe = Recipe.validated(mixed, "own")
-    with pytest.raises(RecipeError, match=r"q_proj and its siblings have different numbers"):
+    with pytest.raises(RecipeError, match=r"q_proj and its siblings"):
         quantize(ModelSource.open(str(tiny_model())), [recipe], tmp_path, "cpu", calibration=DATA)

@@ -218,7 +218,7 @@ def test_context_ends_where_a_window_would_begin(tmp_path):
         (
             "gemma2",
             transformers.Gemma2Config(**GEMMA, layer_types=["full_attention"] * 2),
-            "sliding windows",
+            "full attention",
         ),
         (
             "qwen2",

@@ -291,13 +291,13 @@ REFUSED = {
     "mimo_v2_flash": ({"routed_scaling_factor": 2.0}, "routed_scaling_factor 2.0"),
     "nemotron_h": (
         {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]},
-        "MLPs without experts beside those with",
+        "MLPs both with and without experts",
     ),
     "glm_moe_dsa": ({"index_head_dim": 32}, "index_head_dim 32"),
     "gpt_oss": ({"swiglu_limit": 5.0}, "swiglu_limit 5.0"),
     "llama4_text": ({"use_qk_norm": False}, "use_qk_norm False"),
     "qwen3_next": ({"linear_value_head_dim": 32}, "values wider or narrower than keys"),
-    "phimoe": ({}, "PhimoeForCausalLM, which GGUF output does not support: llama.cpp weighs"),
+    "phimoe": ({}, "PhimoeForCausalLM, which GGUF output does not support: llama.cpp"),
 }
 
 

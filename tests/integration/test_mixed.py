@@ -19,7 +19,7 @@ from quantkit.mixed.table import Table
 from quantkit.model.source import ModelSource
 from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.recipe import Recipe, load
-from quantkit.scoring.provenance import made as made_of
+from quantkit.scoring.provenance import of_manifest
 from quantkit.tensorspec import TensorSpec
 
 
@@ -134,7 +134,7 @@ def test_a_budget_becomes_a_checkpoint_that_verifies_and_a_recipe_that_runs_agai
     assert {row[2] for row in formats} == {format_map.label(part) for part in recipe.parts}
     card = (checkpoint.folder / "README.md").read_text()
     assert all(plain(kind) in card and format in card for kind, _, format in formats)
-    assert made_of(manifest).formats == formats
+    assert of_manifest(manifest).formats == formats
     (again,) = quantkit.quantize(
         source, recipe, out=tmp_path / "again", calibration=text.name, samples=4, length=64
     )
@@ -292,7 +292,7 @@ def test_experts_of_a_block_have_one_format(made):
         },
         "x",
     )
-    with pytest.raises(RecipeError, match="different numbers"):
+    with pytest.raises(RecipeError, match="experts of a block"):
         _check_experts(recipe, names)
 
 

@@ -151,7 +151,7 @@ def asked_of(folder, device, instances, **more):
             ModelSource.open("demo"), torch.device(device), How(64), folder, Silent(), False
         )
     try:
-        return lm.loglikelihood(instances), lm.kept
+        return lm.loglikelihood(instances), lm.cache_hits
     finally:
         lm.close()
 
@@ -297,7 +297,7 @@ def test_a_changed_checkpoint_is_not_scored(tmp_path, data):
     raw = bytearray(path.read_bytes())
     raw[-5] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(CheckpointError, match="run quantkit verify"):
+    with pytest.raises(CheckpointError, match="quantkit verify"):
         ask(data, tmp_path, made)
 
 

@@ -220,5 +220,5 @@ def test_answers_to_a_team_s_prompts_are_judged_through_a_server(fake, tmp_path)
     assert [there[name].value for name in sorted(there)] == [0.0, 1.0]
     plain = tmp_path / "plain.jsonl"
     plain.write_text(json.dumps({"prompt": "import"}) + "\n")
-    with pytest.raises(ScoreError, match="give rows a judge"):
+    with pytest.raises(ScoreError, match="rows a judge"):
         harness.evaluate(fake.source, replace(how, server=fake.url, prompts=plain), "cpu")

@@ -35,13 +35,13 @@ def small(tmp_path, monkeypatch):
 
 
 def forget():
-    for kept in (task_index.reaching, task_index.everything, task_names._texts):
+    for kept in (task_index.reaching, task_index.all_tasks, task_names._texts):
         kept.cache_clear()
 
 
 def same(name):
     """What is reached from one name is in both, to the last setting."""
-    some, every = task_index.reaching((name,), ()), task_index.everything(())
+    some, every = task_index.reaching((name,), ()), task_index.all_tasks(())
     reached = task_index._reached([name], every.task_index)
     for inside in reached & every.task_index.keys():
         assert some.task_index[inside] == every.task_index[inside], inside
@@ -73,8 +73,8 @@ def test_lm_eval_that_lists_its_files_otherwise_is_read_whole(small, monkeypatch
     from lm_eval.tasks import _index
 
     monkeypatch.setattr(task_names, "places", lambda tasks: None)
-    assert task_index.reaching(("owl",), ()) is task_index.everything(())
-    assert "far" in task_index.everything(()).task_index
+    assert task_index.reaching(("owl",), ()) is task_index.all_tasks(())
+    assert "far" in task_index.all_tasks(()).task_index
     assert _index.TaskIndex._iter_yaml_files(small)
 
 
@@ -92,7 +92,7 @@ def test_mmlu_is_found_in_its_own_files():
 @pytest.mark.slow
 def test_real_groups_and_tags_lead_to_the_same():
     forget()
-    index = task_index.everything(()).task_index
+    index = task_index.all_tasks(()).task_index
     kinds = sorted(name for name, entry in index.items() if entry.kind.name in ("GROUP", "TAG"))
     for name in (*random.Random(0).sample(kinds, 40), "bertaqa", "afrobench_lite", "leaderboard"):
         same(name)

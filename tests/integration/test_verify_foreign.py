@@ -116,7 +116,7 @@ DAMAGE = [
     (truncated, "is truncated or corrupt"),
     (other_prefix, "`ignore` has language_model.lm_head, which is not a module of this model"),
     (unlike, "different schemes: q_proj in 16 bits, k_proj W4A16 g128"),
-    (other_groups, f"{DOWN}.weight_scale is [128, 2], W4A16 g64 makes it [128, 4]"),
+    (other_groups, f"{DOWN}.weight_scale is [128, 2], W4A16 g64 needs [128, 4]"),
 ]
 
 
@@ -181,7 +181,7 @@ EXPERTS = "model.layers.1.mlp.experts"
         ("down_proj_scales", None, "is missing"),
         ("down_proj_blocks", None, "is missing"),
         ("gate_up_proj_bias", None, "is missing"),
-        ("gate_up_proj_scales", slice(0, 64), "is [4, 64, 8], mxfp4 makes it [4, 512, 8]"),
+        ("gate_up_proj_scales", slice(0, 64), "is [4, 64, 8], mxfp4 needs [4, 512, 8]"),
         ("gate_up_proj_scales", 0xFF, "1 of 16,384 scales is NaN (E8M0)"),
     ],
 )

@@ -157,7 +157,7 @@ def test_verify_and_bench_take_hub_ids(repository, theirs, run_cli, monkeypatch)
 
 def test_what_a_hub_does_not_have_is_one_sentence(repository, model, run_cli):
     for name, words in (
-        ("org/two-GGUF:Q6_K", "has no GGUF file with Q6_K in the name; there are: model-Q4_0.gguf"),
+        ("org/two-GGUF:Q6_K", "has no GGUF file with Q6_K in the name; it has: model-Q4_0.gguf"),
         ("org/two-GGUF:model", "has several GGUF files with model in the name"),
         ("org/two-GGUF", "it has no config.json; a GGUF file in a hub is named as org/repo:Q4_K_M"),
         ("org/none-GGUF:Q4_0", "org/none-GGUF is neither a folder here nor in the hub cache"),

@@ -1,6 +1,7 @@
 """What fits on which GPUs: properties that hold for every model, and figures that engines log."""
 
 import json
+import re
 
 import huggingface_hub
 import pytest
@@ -182,7 +183,7 @@ def test_shapes_of_a_size_have_that_size(text):
 
 @pytest.mark.parametrize("text", ["no such place", "./nowhere", "a/b/c", "7"])
 def test_what_is_no_model_is_refused(text):
-    with pytest.raises(SourceError, match="a model is a folder"):
+    with pytest.raises(SourceError, match=re.escape(text)):
         shape.of(text)
 
 

@@ -347,7 +347,7 @@ def test_a_bench_of_another_model_is_refused():
     question, gpu = ask(users=8), gpus.find("L40S")
     own = parallel.bytes_per_gpu(question.catalogue.shape, load("fp8-dynamic"), 1)
     assert measurements.speeds([Bench(weight_bytes=own)], question, gpu).speeds
-    with pytest.raises(AdviceError, match="another model was measured"):
+    with pytest.raises(AdviceError, match="another model"):
         measurements.speeds([Bench(weight_bytes=own // 4)], question, gpu)
 
 
@@ -377,10 +377,10 @@ def test_what_a_report_covers_comes_before_what_is_only_published():
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        ({"objective": "speed"}, "there are: latency"),
-        ({"users": 0}, "start at 1"),
-        ({"count": 0}, "start at 1"),
-        ({"context": 200_000}, "more than the 131,072"),
+        ({"objective": "speed"}, "'speed'.*latency"),
+        ({"users": 0}, "users.* 1"),
+        ({"count": 0}, "GPUs.* 1"),
+        ({"context": 200_000}, "131,072.*200,000"),
         ({"context": 100, "answer": 101}, "does not fit into a context"),
         ({"min_quality": 1.01}, "at most 1"),
         ({"min_quality": 0.0}, "above 0"),

@@ -40,11 +40,11 @@ def test_a_trace_of_texts_ids_and_lengths(tmp_path):
         {"prompt_tokens": 9, "output_tokens": 5},
     )
     found = workloads.trace(path)
-    assert [r.n_output for r in found.kept] == [3, 4, 5]
-    assert [r.at for r in found.kept] == [0.0, 1.5, None]
-    assert found.kept[0].prompt == "Once upon"
-    assert found.kept[1].prompt == [1, 2, 3]
-    assert len(found.kept[2].prompt) == 9
+    assert [r.n_output for r in found.trace] == [3, 4, 5]
+    assert [r.at for r in found.trace] == [0.0, 1.5, None]
+    assert found.trace[0].prompt == "Once upon"
+    assert found.trace[1].prompt == [1, 2, 3]
+    assert len(found.trace[2].prompt) == 9
     assert not found.has_times
     assert found.about.prompt_tokens is None
 
@@ -55,7 +55,7 @@ def test_a_mooncake_trace_repeats_what_its_hashes_repeat(tmp_path):
         {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [7, 8]},
         {"timestamp": 2500, "input_length": 700, "output_length": 6, "hash_ids": [7, 9]},
     )
-    first, second = workloads.trace(path).kept
+    first, second = workloads.trace(path).trace
     assert (first.at, second.at) == (0.0, 2.5)
     assert first.prompt[:512] == second.prompt[:512]
     assert first.prompt[512:] != second.prompt[512:600]

@@ -38,7 +38,7 @@ def test_defaults_are_the_usual_ones(tmp_path):
             {"sources": [{"kind": "s3", "path": "a"}]},
             ["sources.0.kind: must be files, hub, stdin, ", "not 's3'"],
         ),
-        ({"sources": [{"path": "a"}]}, ["sources.0.kind: is missing; there are: files, hub,"]),
+        ({"sources": [{"path": "a"}]}, ["sources.0.kind: is missing; choose from: files, hub,"]),
         ({"sources": [{"kind": "files"}]}, ["sources.0.path: is missing"]),
         ({"sources": []}, ["sources: must be a list of at least one, not []"]),
         ({"summary": "nothing"}, ["sources: is missing"]),
@@ -119,7 +119,7 @@ def test_changed_is_checked_like_the_file():
     with pytest.raises(DataError) as refused:
         spec.changed(before, {"short": "drop", "n_samples": 0}, "mine")
     first, *problems = str(refused.value).splitlines()
-    assert first == "mine cannot be built like that:"
+    assert first.startswith("mine cannot be built")
     assert {problem.strip().split(":")[0] for problem in problems} == {"n_samples", "short"}
 
 

@@ -25,7 +25,7 @@ def test_case_punctuation_and_what_is_left_out_do_not_matter(name, first):
 
 def test_all_names_when_none_is_near():
     message = str(UnknownName("device", "tpu", iter(["cuda", "cpx", "auto"])))
-    assert message == "unknown device 'tpu'. There are: auto, cpx, cuda."
+    assert message == "unknown device 'tpu'. Choose from: auto, cpx, cuda."
 
 
 def test_nothing_known():
@@ -34,7 +34,7 @@ def test_nothing_known():
 
 def test_hint_stands_last():
     message = str(UnknownName("recipe", "x", ["fp8"], "A path works too."))
-    assert message == "unknown recipe 'x'. There are: fp8. A path works too."
+    assert message == "unknown recipe 'x'. Choose from: fp8. A path works too."
 
 
 ERRORS = [

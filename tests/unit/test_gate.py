@@ -379,7 +379,7 @@ def test_what_nobody_has_is_an_error_with_near_matches(good):
     message = str(caught.value)
     assert "unknown metric 'perplexty'. Did you mean perplexity" in message
     assert "unknown metric 'quizz'. Did you mean quiz" in message
-    assert "unknown metric 'zzz'. There are: acc, accuracy, bits_per_weight" in message
+    assert "unknown metric 'zzz'. Choose from: acc, accuracy, bits_per_weight" in message
 
 
 def test_a_pattern_that_matches_nothing(good):

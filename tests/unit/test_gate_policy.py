@@ -85,7 +85,7 @@ missing: pass
         "rules.3.class: must be 8-bit, 4-bit or below, not '5-bit'",
         "rules.4.mmlu.max_drop: must be a finite number, not nan",
         "rules.5.mmlu.max_drop: must be 0 or more, not -1",
-        "rules.6.mmlu: no limit is given; there are: max, min,",
+        "rules.6.mmlu: no limit is given; choose from: max, min,",
         "rules.7.mmlu.max: must be a number, not true",
         "rules.8.mmlu.max: must be a number, not '2'",
         "rules.9.mmlu.confidence: must be below 1, not 95",

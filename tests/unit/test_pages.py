@@ -1,5 +1,6 @@
 """Pages for people: links lead somewhere, and commands are ones that quantkit understands."""
 
+import ast
 import importlib.util
 import re
 import shlex
@@ -101,6 +102,35 @@ def test_troubleshooting_has_every_exit_code_and_twenty_errors():
     for code, words in errors.EXIT_CODES.items():
         assert words.split(":")[0] in rows[str(code)]
     assert len(re.findall(r"^\d+\. \*\*", text, re.M)) >= 20
+
+
+def sentences():
+    """All texts in the program, with a NUL for every value that is filled in."""
+    for path in sorted((ROOT / "quantkit").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (p.value if isinstance(p, ast.Constant) else "\0" for p in node.values)
+                yield "".join(parts)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def fragments(sentence):
+    """The fixed parts of a sentence: without names, numbers and what is in brackets."""
+    varying = r" is \.\.\.|\.\.\.|[A-Z_]+ is set|\b[A-Z]+\b|recipe '|cuda:0|gptq|\(\w*\)|\d+"
+    fixed = re.split(rf"{varying}|[.:] | with ", sentence)
+    return [
+        part.strip(" ,()").removesuffix(", and") for part in fixed if len(part.strip(" ,()")) >= 8
+    ]
+
+
+def test_troubleshooting_quotes_what_the_program_prints():
+    text = " ".join((ROOT / "docs" / "troubleshooting.md").read_text().split())
+    quoted = re.findall(r"\*\*`([^`]+)`\*\*", text)
+    assert len(quoted) >= 20
+    printed = "\n".join(sentences())
+    missing = [part for one in quoted for part in fragments(one) if part not in printed]
+    assert missing == []
 
 
 def site():

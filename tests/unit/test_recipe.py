@@ -86,7 +86,7 @@ def test_defaults(tmp_path):
     [
         ({**GOOD, "metod": "rtn"}, "metod: unknown key; did you mean method?"),
         ({**GOOD, "weights": {**W4, "groupsize": 1}}, "weights.groupsize: unknown key; did you"),
-        ({**GOOD, "zzz": 1}, "zzz: unknown key; there are: name, summary, demo, method, weights"),
+        ({**GOOD, "zzz": 1}, "zzz: unknown key; choose from: name, summary, demo, method, weights"),
         (
             {**GOOD, "weights": FP8, "input_activations": {**PER_TOKEN, "dynamics": True}},
             "input_activations.dynamics: unknown key; did you mean dynamic?",
@@ -276,8 +276,8 @@ def test_caches_that_nothing_serves(tmp_path, scheme, words):
     ("name", "words"),
     [
         ("fp8-dynamic+kv-fp4", "unknown addition to a recipe 'kv-fp4'. Did you mean kv-fp8"),
-        ("fp8-dynamic+x", "unknown addition to a recipe 'x'. There are: head-int8, kv-fp8"),
-        ("fp8-dynamic+", "There are: head-int8, kv-fp8"),
+        ("fp8-dynamic+x", "unknown addition to a recipe 'x'. Choose from: head-int8, kv-fp8"),
+        ("fp8-dynamic+", "Choose from: head-int8, kv-fp8"),
         ("fp8-dynamics+kv-fp8", "unknown recipe 'fp8-dynamics'. Did you mean fp8-dynamic"),
         ("fp8-dynamic+kv-fp8+kv-fp8", "fp8-dynamic+kv-fp8 already has an FP8 KV cache"),
         ("some+folder/mine.yaml", "unknown recipe 'some+folder/mine.yaml'"),
@@ -421,7 +421,7 @@ def test_a_file_by_gptq_has_a_digest_of_its_own_and_says_what_it_needs():
         ),
         ({"gguf": "Q4_K_M", "tensors": {"ffn": "Q9"}}, "tensors: 'Q9' is not a block type"),
         ({"gguf": "Q4_K_M", "tensors": {"(": "Q8_0"}}, "tensors: '(' is not a valid pattern"),
-        ({"gguf": "Q4_K_M", "weights": W4}, "weights: unknown key; there are: name, summary"),
+        ({"gguf": "Q4_K_M", "weights": W4}, "weights: unknown key; choose from: name, summary"),
     ],
 )
 def test_problems_of_a_gguf_recipe_are_named(tmp_path, data, line):

@@ -172,10 +172,8 @@ def test_a_chat_without_a_template_is_refused_and_plain_is_the_way_out():
     bare, row = tokenizer_with(None, "<s> $A"), chat(*SHORT[0])
     with pytest.raises(DataError) as refused:
         rendered(bare, row)
-    assert str(refused.value) == (
-        "rows.jsonl:1 is a chat and this model's tokenizer has no chat template; "
-        "use a model that has one, or `chat: plain` in the set's file"
-    )
+    for told in ("rows.jsonl:1 ", "no chat template", "`chat: plain`"):
+        assert told in str(refused.value)
     (piece,) = rendered(bare, row, how="plain")
     assert piece.ids.tolist() == bare("User: where is it\n\nAssistant: no list")["input_ids"]
 
@@ -191,10 +189,13 @@ def test_what_a_template_refuses_is_told_with_its_own_words(turns, why):
     with pytest.raises(Refused) as refused:
         rendered(tokenizer_with(TEMPLATES["strict about roles"]), chat(*turns))
     roles = ", ".join(role for role, _ in turns)
-    assert str(refused.value) == (
-        f"rows.jsonl:1: the model's chat template refuses it ({why}); its roles are {roles}; "
-        "change the row, or `quantkit calibrate build --skip-bad` leaves it out"
-    )
+    for told in (
+        "rows.jsonl:1: ",
+        f"({why})",
+        f" {roles};",
+        "`quantkit calibrate build --skip-bad`",
+    ):
+        assert told in str(refused.value)
 
 
 def test_a_template_that_writes_nothing_gives_no_piece():

@@ -49,7 +49,7 @@ def test_the_accuracy_shown_is_the_one_asked_for(cards):
 def test_markdown_has_divergence_and_groups(cards):
     text = markdown.render(report_of(cards, 0.7))
     header = next(line for line in text.splitlines() if line.startswith("| model | size"))
-    assert header.endswith("| KL mean | KL p99 | same first token |")
+    assert header.endswith("| KL mean | KL p99 | top-1 agreement |")
     assert "| model | mmlu\\_stem | mmlu\\_humanities |" in text
     assert len(text.splitlines()) <= 60
     assert table.GUESSED not in text

@@ -13,7 +13,7 @@ from quantkit.report.document import Document
 from quantkit.report.document import read as read_document
 from quantkit.scoring.answers import Outcome
 from quantkit.scoring.evaluation import Evaluation, read_all
-from quantkit.scoring.scorecard import LayerError, Made
+from quantkit.scoring.scorecard import LayerError, Provenance
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m"
 HOSTILE = '<script>alert(1)<script>"><img src=x onerror=alert(2)>{{7*7}}'
@@ -33,7 +33,7 @@ def answers(rate, seed):
 
 
 def named(card, name):
-    made = Made(
+    made = Provenance(
         method="gptq",
         recipe_digest="r",
         engine="native",

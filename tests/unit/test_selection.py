@@ -224,11 +224,8 @@ def test_tokens_that_suffice_only_without_cuts_are_told_with_their_numbers():
     candidates = of_lengths([15] * 4 + [20] * 4, [0] * 4 + [1] * 4)
     with pytest.raises(DataError) as refused:
         enough(candidates, Shape(6, 20, True))
-    assert str(refused.value).startswith(
-        "mine.jsonl fills 2 of the 3 samples of 20 tokens that are its share: it has 60 tokens in "
-        "4 pieces, and the last piece of a sample is cut, of chats for good (9 rows read); add "
-        "rows"
-    )
+    for told in ("mine.jsonl has 60 tokens in 4 pieces", "2 of its 3 samples of 20", "9 rows read"):
+        assert told in str(refused.value)
 
 
 def samples_of(candidates, seed, cut=True):

@@ -41,11 +41,14 @@ def told(data):
     ("data", "line"),
     [
         ({"petz": []}, "petz: unknown key; did you mean pets?"),
-        ({"zzz": []}, "zzz: unknown key; there are: pets, size, rooms, warmth, road"),
-        ({1: []}, "1: unknown key; there are: pets, size, rooms, warmth, road"),
+        ({"zzz": []}, "zzz: unknown key; choose from: pets, size, rooms, warmth, road"),
+        ({1: []}, "1: unknown key; choose from: pets, size, rooms, warmth, road"),
         ({"pets": "cat"}, "pets: must be a list, such as [a, b], not 'cat'"),
-        ({"pets": [{"lives": 3}]}, "pets.0.kind: is missing; there are: cat, dog"),
-        ({"pets": [{"kind": "cat", "cat": 1}]}, "pets.0.cat: unknown key; there are: kind, lives"),
+        ({"pets": [{"lives": 3}]}, "pets.0.kind: is missing; choose from: cat, dog"),
+        (
+            {"pets": [{"kind": "cat", "cat": 1}]},
+            "pets.0.cat: unknown key; choose from: kind, lives",
+        ),
         (
             {"pets": [{"kind": "cta"}]},
             "pets.0.kind: must be cat or dog, not 'cta'; did you mean cat?",

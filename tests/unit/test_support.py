@@ -13,7 +13,7 @@ from quantkit.hardware.gpus import find, load
 from quantkit.hardware.support import ENGINES, FORMATS, format_of, runs, where
 from quantkit.recipe import load as load_recipe
 from quantkit.report.hardware import runs_on
-from quantkit.scoring.provenance import made
+from quantkit.scoring import provenance
 from quantkit.scoring.scorecard import Scorecard, Settings
 
 GPUS = load()
@@ -179,7 +179,7 @@ def test_reports_say_what_the_table_says(name):
         source_fingerprint="f" * 64,
         scores={},
         settings=Settings(tasks={}, limit=None, num_fewshot=None, max_length=1, seed=0),
-        made=made(manifest),
+        made=provenance.of_manifest(manifest),
         versions={},
         device="cpu",
         seconds=1.0,

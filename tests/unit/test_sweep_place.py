@@ -228,7 +228,7 @@ def test_a_killed_process_of_this_machine_leaves_no_wait(place):
     number, holder = leases.current(place)
     content = json.dumps(vars(replace(holder, pid=gone.pid))).encode()
     place.write(f"lease/{number:06d}.json", content)
-    assert leases.held(place) is None
+    assert leases.holder_of(place) is None
     Lease(place, 60).take()
 
 

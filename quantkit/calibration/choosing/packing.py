@@ -38,7 +38,7 @@ def pack(
     pieces that may begin anywhere. Returns fewer samples than requested if those do not suffice
     either; the last may then be short.
     """
-    left = _Left(pieces, lengths)
+    left = _Remaining(pieces, lengths)
     reserve = deque(spare)
     ends: deque[Part] = deque()
     samples: list[Sample] = []
@@ -47,7 +47,7 @@ def pack(
         room = length
         while room and (left or reserve or ends):
             if not left and reserve:
-                left = _Left([reserve.popleft()], lengths)
+                left = _Remaining([reserve.popleft()], lengths)
             if left:
                 # Pieces in turn, until one or two can close the sample.
                 near = parts and room <= 2 * left.longest
@@ -66,7 +66,7 @@ def pack(
     return samples
 
 
-class _Left:
+class _Remaining:
     """Pieces that are not packed yet, by turn and by length."""
 
     def __init__(self, pieces: Sequence[int], lengths: np.ndarray) -> None:

@@ -157,10 +157,10 @@ def require_full(
         if filled[s] < quota:
             mine = candidates.lengths[candidates.source == s]
             raise DataError(
-                f"{names[s]} fills {filled[s]} of the {quota} samples of {shape.length:,} tokens "
-                f"that are its share: it has {mine.sum():,} tokens in {len(mine):,} pieces, and "
-                f"the last piece of a sample is cut, of chats for good ({what[s]}); add rows, "
-                "lower its weight, or ask for fewer or shorter samples"
+                f"{names[s]} has {mine.sum():,} tokens in {len(mine):,} pieces, enough for "
+                f"{filled[s]} of its {quota} samples of {shape.length:,}, since the last piece of "
+                f"a sample is cut ({what[s]}); add rows, lower its weight, or ask for fewer or "
+                "shorter samples (--samples, --length)"
             )
 
 

@@ -9,7 +9,7 @@ from quantkit.calibration.reading.record import Record
 from quantkit.errors import DataError
 from quantkit.quiet import only_errors
 
-TOLD = 8
+MOST_NAMED = 8
 """Most configs or splits that an error names."""
 
 
@@ -133,8 +133,8 @@ def _no_such_part(what: str, config: str | None, split: str, error: ValueError) 
         return f"{what} cannot be read: {_first_line(error)}"
     _, opened, rest = message.partition("[")
     names = [name.strip(" '\"") for name in rest.partition("]")[0].split(",") if opened]
-    more = f" and {len(names) - TOLD} more" if len(names) > TOLD else ""
-    return f"{missing}; it has {', '.join(names[:TOLD])}{more}" if any(names) else missing
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{missing}; it has {', '.join(names[:MOST_NAMED])}{more}" if any(names) else missing
 
 
 def _first_line(error: BaseException) -> str:
