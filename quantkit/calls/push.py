@@ -121,6 +121,9 @@ def _errors_of_the_hub(repo: str) -> Iterator[None]:
     """Turn the hub's errors into one sentence."""
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
+    # Without a connection, requests raise the error of whichever HTTP library this release of
+    # huggingface_hub uses: the base of its own. Uploads of large files raise RuntimeError.
+    no_answer: type[BaseException] = HfHubHTTPError.__bases__[0]
     try:
         yield
     except LocalTokenNotFoundError as error:
@@ -138,7 +141,7 @@ def _errors_of_the_hub(repo: str) -> Iterator[None]:
         raise StorageError(
             f"cannot upload to {repo}: {first}; run the same command again to resume"
         ) from error
-    except OSError as error:
+    except (no_answer, OSError, RuntimeError) as error:
         raise StorageError(
             f"cannot upload to {repo}: {error}; run the same command again to resume"
         ) from error

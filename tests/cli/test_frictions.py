@@ -79,17 +79,46 @@ def test_an_output_that_cannot_be_written_says_so(run_cli, tmp_path, place, monk
         (["recommend", "demoo", "--gpu", "L4"], "Did you mean demo?"),
         (["recommend", "8B,70B", "--gpu", "L4"], "Separate several models by spaces: 8B 70B"),
         (["recommend", "Qwen/Qwen3-8B,70B", "--gpu", "L4"], "by spaces: Qwen/Qwen3-8B 70B"),
-        (["recipes", "show", "fp8"], "Did you mean fp8-block or fp8-dynamic"),
+        (["recommend", "8", "--gpu", "L4"], "Did you mean 8B?"),
+        (["recommend", "8B", "--gpu", "L5"], "Did you mean L4?"),
+        (["recipes", "show", "fp8"], "Did you mean fp8-block, fp8-dynamic, fp8-static or fp8-tens"),
         (["recommend", "8B", "--gpu", "Mac"], "M3 Max"),
         (["recommend", "8B", "--gpu", "M3"], "Did you mean M3 Max or M3 Ultra?"),
         (["recommend", "8B", "--gpu", "apple"], "M4 Pro"),
         (["quantize", "demo", "-r", "Q5_K_S"], "Did you mean gguf-q5_k_s?"),
         (["quantize", "demo", "-r", "int4"], "awq-gptq-w4a16"),
+        (["quantize", "demo", "-r", "fp8-dynamic,rtn-w4a16"], "-r fp8-dynamic -r rtn-w4a16"),
     ],
 )
 def test_near_matches(run_cli, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     assert words in one_error(run_cli(arguments))
+
+
+@pytest.mark.parametrize("command", ["verify", "card", "serve", "quantize"])
+def test_a_folder_that_is_not_there_is_looked_for_beside(run_cli, demo_made, command):
+    recipe = ["-r", "rtn-w4a16"] if command == "quantize" else []
+    message = one_error(run_cli([command, demo_made / "fp8-dynamik", *recipe]))
+    assert f"Did you mean {demo_made / 'fp8-dynamic'}?" in message
+    message = one_error(run_cli([command, demo_made / "nothing-like-it", *recipe]))
+    assert "Did you mean" not in message
+
+
+@pytest.mark.parametrize("command", ["verify", "serve", "quantize"])
+def test_the_parent_of_checkpoints_names_them(run_cli, demo_made, tmp_path, command):
+    parent = tmp_path / "out"
+    shutil.copytree(demo_made / "fp8-dynamic", parent / "fp8-dynamic")
+    recipe = ["-r", "rtn-w4a16"] if command == "quantize" else []
+    assert "those within are fp8-dynamic" in one_error(run_cli([command, parent, *recipe]))
+
+
+def test_a_recipe_or_a_gpu_without_its_option_gets_it(run_cli):
+    result = run_cli(["quantize", "demo", "fp8-dynamic", "-o", "out"])
+    assert result.code == 2
+    assert "-r fp8-dynamic" in result.stderr
+    assert "needs -r" not in run_cli(["quantize", "demo", "nothing", "-o", "out"]).stderr
+    assert "--gpu L4" in one_error(run_cli(["recommend", "8B", "L4"]), 2)
+    assert "--gpu 'RTX 4090'" in one_error(run_cli(["recommend", "RTX 4090", "--gpu", "L4"]), 2)
 
 
 def test_a_path_that_does_not_exist_is_called_one(run_cli, tmp_path):
@@ -125,7 +154,10 @@ def test_verify_names_the_missing_tensor_the_unit_and_a_verdict(run_cli, demo_ma
     result = run_cli(["verify", folder])
     assert result.code == 1
     assert f"tensors: {lost} is missing" in result.stderr
-    assert "verdict:" in result.stdout
+    assert result.stdout.rstrip().endswith("verdict: wrong")
+    both = run_cli(["verify", folder, demo_made / "fp8-dynamic"])
+    assert both.code == 1
+    assert both.stdout.rstrip().endswith("verdict: wrong (1 of 2 checkpoints)")
 
 
 class Hub:
@@ -202,6 +234,22 @@ def test_push_resumes_and_can_be_public(run_cli, demo_made, hub):
     assert again.code == 0
     assert ", public: " in again.stdout
     assert hub.calls[0][1]["private"] is False
+
+
+@pytest.mark.parametrize("error", ["httpx", "xet"])
+def test_push_without_a_connection_is_one_sentence(run_cli, demo_made, hub, monkeypatch, error):
+    from huggingface_hub.errors import HfHubHTTPError
+
+    library = HfHubHTTPError.__mro__[1]  # whichever HTTP library the client uses
+    raised = library("Name or service not known") if error == "httpx" else RuntimeError("no route")
+
+    def fail(*words, **more):
+        raise raised
+
+    monkeypatch.setattr(hub, "create_repo" if error == "httpx" else "upload_folder", fail)
+    message = one_error(run_cli(["push", demo_made / "fp8-dynamic", "org/name", "-q"]))
+    assert "cannot upload to org/name" in message
+    assert str(raised) in message
 
 
 def test_push_says_that_a_repository_which_exists_is_public(run_cli, demo_made, hub):
@@ -294,3 +342,27 @@ def test_several_models_on_several_gpus_are_a_usage_error(run_cli):
     result = run_cli(["recommend", "8B", "70B", "--gpu", "L4,L40S"])
     assert result.code == 2
     assert "one GPU only" in result.stderr
+
+
+def test_models_that_do_not_fit_have_no_table_and_no_legend(run_cli):
+    result = run_cli(["recommend", "8B", "32B", "--gpu", "L4", "--users", "64"])
+    assert result.code == 1
+    assert "no format fits for any of them" in result.stdout.splitlines()[0]
+    assert "is the choice" not in result.stdout
+    assert "1 fits at the same time" in result.stdout
+
+
+def test_assumed_sizes_stand_together_and_names_are_aligned(run_cli):
+    lines = run_cli(["recommend", "8B", "32B", "--gpu", "L4"]).stdout.splitlines()
+    assumed = lines.index("Assumed")
+    assert [line.split()[1] for line in lines[assumed + 1 : assumed + 3]] == ["8B", "32B"]
+    chosen = [line for line in lines if line.startswith((" 8B ", " 32B "))]
+    assert len({len(line) - len(line[4:].lstrip()) for line in chosen}) == 1
+
+
+def test_without_a_bandwidth_there_are_no_empty_columns(run_cli):
+    unknown = run_cli(["recommend", "8B", "--memory", "9GiB"]).stdout
+    assert "first" not in unknown
+    assert "tokens/s" not in unknown
+    known = run_cli(["recommend", "8B", "--memory", "9GiB", "--bandwidth", "300GB/s"]).stdout
+    assert "first: time to the first token" in known
