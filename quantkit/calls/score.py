@@ -265,5 +265,11 @@ def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:
 
     names = [SOURCE_NAME if is_source(t) else t.label for t in targets]
     if twice := [name for name in names if names.count(name) > 1]:
-        what = "two source models" if twice[0] == SOURCE_NAME else f"two checkpoints {twice[0]}"
-        raise ScoreError(f"{what} in one call: score one model and its checkpoints at a time")
+        if twice[0] == SOURCE_NAME:
+            raise ScoreError(
+                "two source models in one call: score one model and its checkpoints at a time"
+            )
+        raise ScoreError(
+            f"two checkpoints in one call are called {twice[0]}: compare each with the source in a "
+            "call of its own; `quantkit gate REPORT --against REPORT` compares the two reports"
+        )

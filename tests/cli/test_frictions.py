@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from gate_reports import report as made_report
 
 from quantkit.cli.main import build_app
 
@@ -138,6 +139,22 @@ def test_json_gets_the_advice_of_json(run_cli, tmp_path, demo_made):
     (folder / "quantkit.json").write_text("[]")
     message = one_error(run_cli(["verify", folder]))
     assert "quantkit.json is damaged: it must be a JSON object" in message
+
+
+def test_a_policy_in_json_gets_the_advice_of_json(run_cli, tmp_path):
+    report, policy = tmp_path / "report.json", tmp_path / "policy.json"
+    report.write_text(json.dumps(made_report(("x", "gptq-w4a16", 0.7, 2.0)).to_json()))
+    policy.write_text('{"rules": [')
+    assert f"{policy} is not valid JSON" in one_error(run_cli(["gate", report, "--policy", policy]))
+    yaml = policy.rename(tmp_path / "policy.yaml")
+    assert f"{yaml} is not valid YAML" in one_error(run_cli(["gate", report, "--policy", yaml]))
+
+
+def test_a_report_that_is_empty_or_missing_says_so(run_cli, tmp_path):
+    file = tmp_path / "report.json"
+    assert "`quantkit report`" in one_error(run_cli(["gate", file]))
+    file.write_text("\n")
+    assert f"{file} is not valid JSON: it is empty" in one_error(run_cli(["gate", file]))
 
 
 def test_verify_names_the_missing_tensor_the_unit_and_a_verdict(run_cli, demo_made, tmp_path):
