@@ -49,7 +49,8 @@ def describe(device: "torch.device") -> str:
 
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
+    n = torch.get_num_threads()
+    return f"cpu ({platform.machine()}, {n} thread{'s' * (n != 1)})"
 
 
 def peak_host_bytes() -> int:
