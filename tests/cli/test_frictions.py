@@ -129,6 +129,16 @@ def test_a_path_that_does_not_exist_is_called_one(run_cli, tmp_path):
     assert "no file or folder" in message
 
 
+def test_data_that_is_not_there_is_looked_for_beside(run_cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sets" / "ours").mkdir(parents=True)
+    (tmp_path / "traffic.jsonl").write_text("")
+    asked = ["quantize", "demo", "-r", "awq-w4a16", "-o", "out", "--calibration"]
+    assert "Did you mean sets/ours?" in one_error(run_cli([*asked, "sets/our"]))
+    build = ["calibrate", "build", "--model", "demo", "-o", "set", "--from"]
+    assert "Did you mean traffic.jsonl?" in one_error(run_cli([*build, "traffik.jsonl"]))
+
+
 def test_json_gets_the_advice_of_json(run_cli, tmp_path, demo_made):
     file = tmp_path / "report.json"
     file.write_text("[]")
