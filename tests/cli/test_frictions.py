@@ -34,6 +34,19 @@ def test_a_sweep_without_its_data_fails_before_its_first_step_and_once(run_cli, 
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_sweep_whose_set_has_no_data_says_so_once(run_cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        "models: [demo]\nrecipes: [awq-w4a16]\ncalibration: [general]\ntasks: [python_docs]\n"
+    )
+    message = one_error(run_cli(["sweep", "run", file, "-o", tmp_path / "runs"]))
+    assert message.count("HF_HUB_OFFLINE is set") == 1
+    assert "databricks/databricks-dolly-15k" in message
+    assert "openai/gsm8k" in message
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize("command", [["serve", "--dry-run", "--gpu", "L4"], ["card"]])
 def test_a_damaged_checkpoint_is_noticed_by_its_size(run_cli, demo_made, tmp_path, command):
     folder = damaged(demo_made / "fp8-dynamic", tmp_path)
