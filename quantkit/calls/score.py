@@ -112,6 +112,7 @@ class Scoring:
             with self.models.opened() as (found, original):
                 targets = paired(found, original)
                 refuse_same_names(targets)
+                refuse_incomplete(targets)
                 with holding:
                     return Scored(self._evaluate(targets, progress), before)
 
@@ -170,6 +171,7 @@ class Comparison:
             names = [str(name) for name in self.models.given]
             targets = comparable(find_all(names, self.models.revision, trusting, original), given)
             refuse_same_names(targets)
+            refuse_incomplete(targets)
             scores = self.out / "scores"
             with output_folder(self.out):
                 report = Report.of(
@@ -256,6 +258,17 @@ def _vllm(asked: ScoreOptions, trust_remote_code: bool = False) -> "Program":
     python = None if asked.python is None else str(asked.python)
     flags = [*(["--trust-remote-code"] if trust_remote_code else []), *asked.engine_args]
     return Program.find("vllm", python, arguments=flags)
+
+
+def refuse_incomplete(targets: "Sequence[ModelSource | Checkpoint]") -> None:
+    """Notice a missing or truncated file before the first model is scored; hashes are compared when
+    a checkpoint's turn comes.
+    """
+    from quantkit.export.checkpoint import Checkpoint
+
+    for target in targets:
+        if isinstance(target, Checkpoint):
+            target.manifest.require_whole(target.folder)
 
 
 def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:

@@ -47,6 +47,18 @@ def test_a_sweep_whose_set_has_no_data_says_so_once(run_cli, tmp_path, monkeypat
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("command", ["compare", "score"])
+def test_a_damaged_checkpoint_is_noticed_before_its_source_is_scored(
+    run_cli, demo_made, tmp_path, command
+):
+    folder = damaged(demo_made / "fp8-dynamic", tmp_path)
+    asked = [command, "demo", folder, "--tasks", "python_quiz", "--limit", "2"]
+    result = run_cli([*asked, "-o", tmp_path / "scores"])
+    assert f"{folder} is damaged: model.safetensors has" in one_error(result)
+    assert "score demo" not in result.stderr
+    assert list(tmp_path.glob("scores/**/*.json")) == []
+
+
 @pytest.mark.parametrize("command", [["serve", "--dry-run", "--gpu", "L4"], ["card"]])
 def test_a_damaged_checkpoint_is_noticed_by_its_size(run_cli, demo_made, tmp_path, command):
     folder = damaged(demo_made / "fp8-dynamic", tmp_path)
