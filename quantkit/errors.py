@@ -81,10 +81,16 @@ def near_matches(name: str, known: Sequence[str]) -> list[str]:
         return []
     begin = [one for one in known if plain[one].startswith(asked)]
     within = [one for one in known if len(asked) >= 3 and asked in plain[one]]
-    close = difflib.get_close_matches(asked, list(plain.values()), n=3, cutoff=0.6)
+    cutoff = 0.5 if len(asked) == 2 and not begin else 0.6  # L5 has half of L4's letters
+    close = difflib.get_close_matches(asked, list(plain.values()), n=3, cutoff=cutoff)
     spelt = [one for found in close for one in known if plain[one] == found]
     likeliest = begin if len(asked) >= 2 else []
     return list(dict.fromkeys([*likeliest, *spelt, *within]))[:MOST_NEAR]
+
+
+def either(names: Sequence[str]) -> str:
+    """Alternatives as one phrase: a, b or c."""
+    return " or ".join([*filter(None, [", ".join(names[:-1])]), *names[-1:]])
 
 
 class UnknownName(QuantkitError):
@@ -95,7 +101,7 @@ class UnknownName(QuantkitError):
         near = near_matches(name, known)
         parts = [f"unknown {kind} '{name}'."]
         if near:
-            parts.append(f"Did you mean {' or '.join(near)}?")
+            parts.append(f"Did you mean {either(near)}?")
         elif known and len(known) <= MOST_SHOWN:
             parts.append(f"Choose from: {', '.join(known)}.")
         if hint:

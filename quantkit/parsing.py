@@ -22,6 +22,8 @@ MAX_YAML_NODES = 100_000
 def parse_json(raw: bytes | str, finite: bool = True) -> Any:
     """Parse a UTF-8 JSON document. Without `finite` it may hold NaN and infinity, as configs do."""
     text = raw if isinstance(raw, str) else as_text(raw)
+    if not text.strip():
+        raise ValueError("it is empty")
     try:
         value = json.loads(
             text,

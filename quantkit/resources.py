@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from quantkit.errors import RecipeError, UnknownName
+from quantkit.nearby import similar
 
 PACKAGE = Path(__file__).parent
 DEMO_MODEL = PACKAGE / "_data" / "demo-model"
@@ -53,7 +54,11 @@ def find(kind: str, name: str) -> Path:
     asked = name.lower()
     if kind == "recipes" and (reason := next((r for k, r in REFUSED.items() if k in asked), None)):
         raise RecipeError(f"there is no recipe '{name}': {reason}")
+    if kind == "recipes" and "," in name:
+        several = " ".join(f"-r {one.strip()}" for one in name.split(",") if one.strip())
+        raise RecipeError(f"'{name}' is not one recipe; give each its own -r: {several}")
     label = "calibration set" if kind == "calibration" else kind.rstrip("s")
     if own:
-        raise UnknownName(label, name, names(kind), "There is no file or folder of that name.")
+        hint = f"There is no file or folder of that name{similar(path, files=True) or '.'}"
+        raise UnknownName(label, name, names(kind), hint)
     raise UnknownName(label, name, names(kind), "A path to a YAML file works too.")

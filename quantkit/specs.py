@@ -100,7 +100,10 @@ def read_yaml(path: Path, wrong: type[QuantkitError], is_ours: bool = False) -> 
     except OSError as error:
         raise wrong(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise wrong(f"{path} {str(error).removeprefix('it ')}") from error
+        words = str(error).removeprefix("it ")
+        # JSON is YAML too, and whoever wrote JSON should read about JSON.
+        words = words.replace("YAML", "JSON") if path.suffix == ".json" else words
+        raise wrong(f"{path} {words}") from error
 
 
 def problems(

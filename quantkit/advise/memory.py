@@ -202,8 +202,8 @@ def fits(
         )
     elif not problem and served < users:
         problem = (
-            f"{served} of {users} users fit: each context takes {user / GIB:.2f} GiB "
-            f"of the {left / GIB:.1f} GiB left for the KV cache"
+            f"there is room for {served} of {users} users, since each context takes "
+            f"{user / GIB:.2f} GiB of the {left / GIB:.1f} GiB left for the KV cache"
         )
     return Fit(
         fits=not problem,

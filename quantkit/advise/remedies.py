@@ -1,5 +1,6 @@
 """The smallest changes after which a format serves, the cheapest first."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -82,7 +83,8 @@ def _find(question: Question, gpu: GPU, found: Sequence[Candidate]) -> Iterator[
             yield Remedy(
                 f"--users {users}",
                 best.format.name,
-                f"fewer users: {users} fit at the same time with {best.format.name}",
+                f"fewer users: {users} fit{'s' * (users == 1)} at the same time with "
+                f"{best.format.name}",
             )
     if split := _partly(question, gpu):
         yield split
@@ -96,7 +98,7 @@ def _find(question: Question, gpu: GPU, found: Sequence[Candidate]) -> Iterator[
             break
     if larger := _smallest_gpu(question, gpu):
         yield Remedy(
-            f"--gpu '{larger.gpu.name}'",
+            f"--gpu {shlex.quote(larger.gpu.name)}",
             larger.format.name,
             f"a larger GPU: {larger.count} x {larger.gpu.name} ({larger.gpu.memory_gb:g} GB) "
             f"with {larger.format.name}",

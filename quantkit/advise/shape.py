@@ -347,6 +347,8 @@ def of(model: str) -> ModelShape:
         if "," in model:
             several = " ".join(part.strip() for part in model.split(",") if part.strip())
             hint = f". Separate several models by spaces: {several}"
+        if model.strip().replace(".", "", 1).isdigit():
+            hint = f". Did you mean {model.strip()}B?"
         raise SourceError(
             f"{model} was not found; give a folder, a config.json, a hub id such as "
             f"Qwen/Qwen3-8B, or a size such as 70B{hint}"

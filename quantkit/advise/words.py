@@ -412,9 +412,11 @@ def notes_by_model(found: "Sequence[Recommendation]") -> list[str]:
     for one in found:
         for note in one.notes:
             models.setdefault(note, []).append(one.question.catalogue.shape.label)
-    return [
-        note
-        if len(labels) == len(found) or note.startswith(f"{labels[0]} ")
-        else f"{', '.join(labels)}: {note}"
+    # What names one model comes first, as it does for each of them.
+    own = [note for note, labels in models.items() if note.startswith(f"{labels[0]} ")]
+    others = [
+        note if len(labels) == len(found) else f"{', '.join(labels)}: {note}"
         for note, labels in models.items()
+        if note not in own
     ]
+    return [*own, *others]

@@ -121,6 +121,9 @@ def _errors_of_the_hub(repo: str) -> Iterator[None]:
     """Turn the hub's errors into one sentence."""
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
+    # Without a connection, requests raise the error of whichever HTTP library this release of
+    # huggingface_hub uses: the base of its own. Uploads of large files raise RuntimeError.
+    no_answer: type[BaseException] = HfHubHTTPError.__bases__[0]
     try:
         yield
     except LocalTokenNotFoundError as error:
@@ -138,7 +141,9 @@ def _errors_of_the_hub(repo: str) -> Iterator[None]:
         raise StorageError(
             f"cannot upload to {repo}: {first}; run the same command again to resume"
         ) from error
-    except OSError as error:
+    except (no_answer, OSError, RuntimeError) as error:
+        is_lost = isinstance(error, (no_answer, ConnectionError, TimeoutError))
+        why = f"no answer from the hub ({error})" if is_lost else str(error)
         raise StorageError(
-            f"cannot upload to {repo}: {error}; run the same command again to resume"
+            f"cannot upload to {repo}: {why}; run the same command again to resume"
         ) from error

@@ -1,5 +1,6 @@
 """Recommend a format to serve a model in."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -200,6 +201,7 @@ class Advising:
     def ready(self, notify: Notify = silent) -> "Work[Advised]":
         """Refuse conflicting options and outputs that cannot be written."""
         fleet = self.files.fleet()
+        self._refuse_a_gpu_as_model()
         gpus = self.place.gpus(notify)
         self._check(len(gpus))
         asked = self._asked(gpus)
@@ -216,6 +218,14 @@ class Advising:
             return Advised(asked, answers, self.files, fleet, self._mixed(asked))
 
         return work
+
+    def _refuse_a_gpu_as_model(self) -> None:
+        """`recommend 8B L4` is a GPU without its option."""
+        from quantkit.hardware import gpus
+
+        for model in self.models:
+            if gpus.is_known(model) and not Path(model).exists():
+                raise UsageError(f"{model} is a GPU; write --gpu {shlex.quote(model)}")
 
     def _check(self, n_gpus: int) -> None:
         known, is_one = self.evidence, n_gpus == 1 and len(self.models) == 1

@@ -112,6 +112,7 @@ class Scoring:
             with self.models.opened() as (found, original):
                 targets = paired(found, original)
                 refuse_same_names(targets)
+                refuse_incomplete(targets)
                 with holding:
                     return Scored(self._evaluate(targets, progress), before)
 
@@ -170,6 +171,7 @@ class Comparison:
             names = [str(name) for name in self.models.models]
             targets = comparable(find_all(names, self.models.revision, trusting, original), given)
             refuse_same_names(targets)
+            refuse_incomplete(targets)
             scores = self.out / "scores"
             with output_folder(self.out):
                 report = Report.of(
@@ -258,6 +260,17 @@ def _vllm(asked: ScoreOptions, trust_remote_code: bool = False) -> "Program":
     return Program.find("vllm", python, arguments=flags)
 
 
+def refuse_incomplete(targets: "Sequence[ModelSource | Checkpoint]") -> None:
+    """Notice a missing or truncated file before the first model is scored; hashes are compared when
+    a checkpoint's turn comes.
+    """
+    from quantkit.export.checkpoint import Checkpoint
+
+    for target in targets:
+        if isinstance(target, Checkpoint):
+            target.manifest.require_whole(target.folder)
+
+
 def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:
     """Two results of one name would overwrite each other, and no report could tell them apart."""
     from quantkit.export.foreign import is_source
@@ -265,5 +278,11 @@ def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:
 
     names = [SOURCE_NAME if is_source(t) else t.label for t in targets]
     if twice := [name for name in names if names.count(name) > 1]:
-        what = "two source models" if twice[0] == SOURCE_NAME else f"two checkpoints {twice[0]}"
-        raise ScoreError(f"{what} in one call: score one model and its checkpoints at a time")
+        if twice[0] == SOURCE_NAME:
+            raise ScoreError(
+                "two source models in one call: score one model and its checkpoints at a time"
+            )
+        raise ScoreError(
+            f"two checkpoints in one call are called {twice[0]}: compare each with the source in a "
+            "call of its own; `quantkit gate REPORT --against REPORT` compares the two reports"
+        )

@@ -181,9 +181,22 @@ def _show_usage(error: Any) -> None:
     message = re.sub(r"is not in the range x>=([^ ]+)\.$", r"is below \1", message)
     message = re.sub(r"is not in the range (.+)<=x<=(.+)\.$", r"is not in \1 to \2", message)
     message = re.sub(r"is not a valid float( range)?\.$", "is not a number", message)
+    message = _with_option(message, context)
     if message[1:2].islower():  # not the name of an argument
         message = message[0].lower() + message[1:]
     _fail(message, EXIT_USAGE)
+
+
+def _with_option(message: str, context: Any) -> str:
+    """The same, and the option of an argument that is a recipe's name."""
+    extra = re.search(r"unexpected extra argument(?:\(s\)|s)? \((.+)\)", message)
+    options = [] if context is None else [o for p in context.command.params for o in p.opts]
+    if extra is None or "-r" not in options:
+        return message
+    from quantkit import resources
+
+    named = [word for word in extra[1].split() if word in resources.names("recipes")]
+    return f"{message}; a recipe needs -r: -r {' -r '.join(named)}" if named else message
 
 
 def _interrupted(message: str) -> int:

@@ -21,6 +21,8 @@ LEGEND = """\
 Typical figures. GiB: weights{where}. room: users at this context.
 first: time to the first token. each: tokens/s of one user after it.
 all: tokens/s of all users, with that wait. quality: share kept; ~ is a prior."""
+LEGEND_WITHOUT_SPEED = """\
+GiB: weights{where}. room: users at this context. quality: share kept; ~ is a prior."""
 
 
 def show(advised: "Advised", page: "Path | None", as_json: bool) -> None:
@@ -67,9 +69,9 @@ def show_one(answers: "Answers") -> None:
         more = words.extra_parts(serving)
         headings = [*HEADINGS[:2], *(SHORT[name] for name in more), *HEADINGS[2:]]
         headings += ["per 1M"] if serving[0].cost is not None else []
-        console.print_table(headings, [_row(c, more) for c in serving])
+        _print_table(headings, [_row(c, more) for c in serving])
         each = _each(serving)
-        typer.echo(LEGEND.format(where=each))
+        typer.echo(_legend(serving))
         if more:
             names = ", ".join(SHORT[name] for name in more)
             typer.echo(f"{names}: GiB{each}, in addition to the weights.")
@@ -79,6 +81,22 @@ def show_one(answers: "Answers") -> None:
     if answers.plan is not None:
         typer.echo("\nServe it")
         serving_view.show(answers.plan)
+
+
+def _print_table(
+    headings: "Sequence[str]", rows: "Sequence[Sequence[str]]", words: "Sequence[int]" = (0,)
+) -> None:
+    """A table without its empty columns: where the bandwidth is not known, there are no speeds."""
+    from quantkit.cli import console
+
+    kept = [n for n in range(len(headings)) if any(row[n] for row in rows)]
+    cells = [[row[n] for n in kept] for row in rows]
+    console.print_table([headings[n] for n in kept], cells, words)
+
+
+def _legend(shown: "Sequence[Candidate]") -> str:
+    words = LEGEND if any(one.speed for one in shown) else LEGEND_WITHOUT_SPEED
+    return words.format(where=_each(shown))
 
 
 def _each(shown: "Sequence[Candidate]") -> str:
@@ -184,16 +202,19 @@ def show_models(answers: "Answers") -> None:
     found = answers.found
     question = found[0].question
     meaning = words.meaning(question.objective, question.count)
-    console.say(
-        f"{len(found)} models on {words.on(found[0].gpu, question.count)}: {meaning}, by format"
-    )
-    named = [replace(one, gpu=replace(one.gpu, name=_label(one))) for one in found]
-    _side_by_side_tables(named)
-    rows = [[_label(one), *_row(one.chosen)] for one in found if one.chosen is not None]
-    if rows:
-        console.print_table(["model", *HEADINGS], rows)
-        typer.echo(LEGEND.format(where=_each([one.chosen for one in found if one.chosen])))
-    across = answers.across
+    heading = f"{len(found)} models on {words.on(found[0].gpu, question.count)}"
+    chosen = {_label(one): one.chosen for one in found if one.chosen is not None}
+    if chosen:
+        console.say(f"{heading}: {meaning}, by format")
+        _side_by_side_tables(
+            [replace(one, gpu=replace(one.gpu, name=_label(one))) for one in found]
+        )
+        rows = [[label, *_row(one)] for label, one in chosen.items()]
+        _print_table(["model", *HEADINGS], rows, words=(0, 1))
+        typer.echo(_legend(list(chosen.values())))
+    else:
+        console.say(f"{heading}: no format fits for any of them")
+    across = answers.across if chosen else None
     if across is not None and across.best is not None:
         accuracies = [(name, f"{share:.3f}") for name, share in across.accuracy.items()]
         console.print_lines(

@@ -75,8 +75,8 @@ def end(results: "Sequence[Verification]", as_json: bool) -> None:
     """JSON for programs or a verdict for people, and the exit code."""
     if as_json:
         _print_json(results)
-    faulty = [result for result in results if not result.ok]
-    _end([_faulty(result) for result in faulty], bool(faulty), as_json)
+    problems = [(_faulty(result), True) for result in results if not result.ok]
+    _end(problems, None if as_json else len(results))
 
 
 def end_proofs(proofs: "Sequence[Proof]", as_json: bool) -> None:
@@ -84,7 +84,7 @@ def end_proofs(proofs: "Sequence[Proof]", as_json: bool) -> None:
     if as_json:
         _print_json(proofs)
     problems = [found for proof in proofs for found in _problems(proof)]
-    _end([line for line, _ in problems], any(is_fault for _, is_fault in problems), as_json)
+    _end(problems, None if as_json else len(proofs))
 
 
 def _print_json(results: Sequence[Any]) -> None:
@@ -144,10 +144,14 @@ def _faulty(result: "Verification") -> str:
     return f"{result.path} has {n} fault{'s' * (n > 1)}:\n{faults}"
 
 
-def _end(problems: list[str], is_faulty: bool, as_json: bool) -> None:
-    """The verdict as the last line; exit code 1 for a fault, 3 for what was not checked."""
-    if not as_json:
-        verdict = "wrong" if is_faulty else "not checked" if problems else "sound"
-        typer.echo(f"verdict: {verdict}")
+def _end(problems: list[tuple[str, bool]], n_shown: int | None) -> None:
+    """The verdict as the last line, unless JSON was printed; exit code 1 for a fault, 3 for what
+    was not checked.
+    """
+    n_faulty = sum(is_fault for _, is_fault in problems)
+    if n_shown is not None:
+        verdict = "wrong" if n_faulty else "not checked" if problems else "sound"
+        n = n_faulty or len(problems) or n_shown
+        typer.echo(f"verdict: {verdict}" + (f" ({n} of {n_shown} checkpoints)" * (n_shown > 1)))
     if problems:
-        raise (Faulty if is_faulty else CheckpointError)("\n".join(problems))
+        raise (Faulty if n_faulty else CheckpointError)("\n".join(line for line, _ in problems))

@@ -22,6 +22,7 @@ from quantkit.formats.declared import Declared
 from quantkit.hardware import support
 from quantkit.model.description import README
 from quantkit.model.source import ModelSource, read_config
+from quantkit.nearby import similar
 from quantkit.storage import gib
 
 
@@ -56,7 +57,7 @@ class Foreign:
             return cls._of_file(file)
         if not path.is_dir():
             raise CheckpointError(
-                f"there is no folder {path}; give a checkpoint folder or a GGUF file"
+                f"there is no folder {path}; give a checkpoint folder or a GGUF file{similar(path)}"
             )
         model = ModelSource.open(str(path), requantize=True)
         if model.quantized_by is None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from quantkit.errors import CheckpointError
 from quantkit.model import description
 from quantkit.model.description import text, texts
+from quantkit.nearby import similar, within
 from quantkit.parsing import parse_json
 from quantkit.recipe import AnyRecipe, Recipe
 from quantkit.specs import PlainName, as_record, json_problem
@@ -179,9 +180,9 @@ class Manifest(Record):
         path = folder / FILE
         if not path.is_file():
             raise CheckpointError(
-                f"{folder} is not a quantkit checkpoint: it has no {FILE}{_within(folder)}"
+                f"{folder} is not a quantkit checkpoint: it has no {FILE}{within(folder, FILE)}"
                 if folder.is_dir()
-                else f"there is no folder {folder}"
+                else f"there is no folder {folder}{similar(folder)}"
             )
         try:
             data = parse_json(path.read_bytes(), finite=False)  # the fields show which ones differ
@@ -271,9 +272,3 @@ def versions() -> dict[str, str]:
 def now() -> str:
     """The current time, as manifests write it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _within(folder: Path) -> str:
-    """A hint if the parent folder was named."""
-    found = sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
-    return f"; those within are {', '.join(found[:5])}: name one of them" if found else ""

@@ -6,6 +6,7 @@ from quantkit import metrics
 from quantkit.gating.figures import CALIBRATION, OUTLIER
 from quantkit.gating.text import plain
 from quantkit.gating.verdict import Answer, Check, Verdict
+from quantkit.scoring.verdict import percent_interval, points_interval
 
 DECIMALS = {"max_increase_pct": 2, "max_drop": 2}
 MOST_DECIMALS = 15
@@ -66,10 +67,11 @@ def interval(check: Check) -> str:
     """Such as `-1.9 to +0.5`, in ascending order; relative changes end in a percent sign."""
     if check.low is None or check.high is None:
         return ""
-    ends = sorted((_sign(check) * check.low, _sign(check) * check.high))
-    sign = "" if check.kind in ("max", "min") else "+"
-    unit = "%" if check.kind == "max_increase_pct" else ""
-    return " to ".join(f"{end:{sign},.{DECIMALS.get(check.kind, 4)}f}{unit}" for end in ends)
+    if check.kind == "max_increase_pct":  # the same digits as in the report
+        return percent_interval(1 + check.low / 100, 1 + check.high / 100)
+    if check.kind == "max_drop":
+        return points_interval(-check.high / 100, -check.low / 100)
+    return f"{check.low:,.4f} to {check.high:,.4f}"
 
 
 def sentence(check: Check, needed_of: str = "", n: int | None = None) -> str:
@@ -112,8 +114,9 @@ def last_line(verdict: Verdict) -> str:
     if verdict.outcome is Answer.FAIL:
         counted = verdict.failures
         undecided = [check for check in counted if check.answer is Answer.CANNOT_TELL]
-        more = f", {len(undecided)} undecided (cannot_tell: fail)" if undecided else ""
-        return f"fail: {len(counted)} of {whole}{more}: {_names(counted)}"
+        n_open, verb = len(undecided), "is" if len(undecided) == 1 else "are"
+        more = f"; {n_open} {verb} undecided, which the policy counts as failed (cannot_tell: fail)"
+        return f"fail: {len(counted)} of {whole}: {_names(counted)}{more * bool(undecided)}"
     if verdict.outcome is Answer.CANNOT_TELL:
         counted = verdict.of(Answer.CANNOT_TELL)
         return f"cannot tell: {len(counted)} of {whole}: {_names(counted)}"

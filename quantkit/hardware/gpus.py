@@ -211,6 +211,11 @@ def _by_name(name: str) -> GPU | None:
     return None if found is None else _named(found)
 
 
+def is_known(name: str) -> bool:
+    """Whether a device has this name."""
+    return normal(name) in _names()
+
+
 def find(name: str) -> GPU:
     """A device by any of its names; `auto` means this machine's own."""
     if name == "auto":

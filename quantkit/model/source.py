@@ -20,6 +20,7 @@ from quantkit.model.config import method_of, plain_config
 from quantkit.model.description import README
 from quantkit.model.headers import WEIGHT_TYPES as WEIGHT_TYPES
 from quantkit.model.headers import StoredTensor, read_header
+from quantkit.nearby import similar, within
 from quantkit.parsing import parse_json
 
 INDEX = "model.safetensors.index.json"
@@ -214,7 +215,9 @@ def _locate(
     if path.exists():
         raise SourceError(f"{name} is a file; MODEL is a folder, a hub id or `demo`")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise SourceError(f"there is no folder {name}; MODEL is a folder, a hub id or `demo`")
+        raise SourceError(
+            f"there is no folder {name}; MODEL is a folder, a hub id or `demo`{similar(path)}"
+        )
     return _download(name, revision, cached_only, weights)
 
 
@@ -273,10 +276,10 @@ def _cache_of(name: str) -> Path:
 
 def _not_here(name: str) -> SourceError:
     why = "HF_HUB_OFFLINE is set" if _is_offline() else "the hub cannot be reached"
-    hint = " Did you mean demo?" if near_matches(name, ["demo"]) else ""
+    hint = ". Did you mean demo?" if near_matches(name, ["demo"]) else similar(Path(name))
     return SourceError(
         f"{name} is neither a folder here nor in the hub cache, and {why}; "
-        f"give a folder, or connect and try again.{hint}"
+        f"give a folder, or connect and try again{hint}"
     )
 
 
@@ -285,7 +288,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         hint = "; a GGUF file in a hub is named as org/repo:Q4_K_M"
-        hint = hint if folder.resolve().parent.name == "snapshots" else ""
+        hint = hint if folder.resolve().parent.name == "snapshots" else within(folder, path.name)
         raise SourceError(f"{folder} is not a model folder: it has no config.json{hint}")
     try:
         config = parse_json(path.read_bytes(), finite=False)

@@ -15,7 +15,9 @@ PALEST = 0.07
 LONGEST = 165
 """Maximum width of a name."""
 LINE = 12
-"""Height of a line of names."""
+"""Height of a line of numbers, and width of a vertical name."""
+NAME_LINE = 15
+"""Height of a line of names, whose letters reach below it."""
 STRIP = 220
 
 
@@ -48,6 +50,11 @@ def _have_room(names: Sequence[str], width: float) -> bool:
     return all(name.isdecimal() for name in names) or width / max(1, len(names)) >= LINE
 
 
+def _line(names: Sequence[str]) -> int:
+    """Height of a row when there are many."""
+    return LINE if all(name.isdecimal() for name in names) else NAME_LINE
+
+
 def _margin(rows: Sequence[str], width: int) -> float:
     """Width of the rows' names."""
     return min(max(map(svg.text_width, rows), default=0), LONGEST, width / 3) + 8
@@ -58,7 +65,7 @@ def _draw(
 ) -> Markup:
     left = _margin(rows, width)
     cell_width = min((width - left) / max(1, len(columns)), 64)
-    cell_height = 22 if len(rows) <= 16 else LINE
+    cell_height = 22 if len(rows) <= 16 else _line(rows)
     flat = [value for line in values for value in line]
     shades = scale(flat, axis, 0, STRIP, 3)
     drawn, top = _column_names(columns, left, cell_width)

@@ -1,5 +1,6 @@
 """Points with error bars, and a line through the chosen ones: quality against size."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +15,8 @@ from quantkit.page.table import Cell, Column, table
 
 Box = tuple[float, float, float, float]
 SMALL = 11
+BESIDE = 14
+"""A name further from its point than this is joined to it by a line."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Point:
     """On the line through the best."""
     is_named: bool = True
     """Whether the chart shows its name; the table below it always does."""
+    is_drawn: bool = True
+    """Whether the chart shows the point; the table below it always does."""
 
 
 def scatter(
@@ -41,7 +46,7 @@ def scatter(
     keys = keys if len(groups) > 1 else []
     if front:
         keys.append(Key(front, svg.line(0, 7, 28, 7, "front")))
-    shown = [point for point in points if x.takes(point.x) and y.takes(point.y)]
+    shown = [p for p in points if p.is_drawn and x.takes(p.x) and y.takes(p.y)]
     return figure(
         title,
         lambda width: _draw(width, title, shown, groups, x, y),
@@ -105,15 +110,27 @@ def _names(plane: Plane, points: Sequence[Point]) -> list[Markup]:
             if inside and baseline < plane.y.start and not any(_meet(box, b) for b in names):
                 # A name over a mark hides it; one over an error bar is still readable.
                 cost = 4 * sum(_meet(box, b) for b in marks) + sum(_meet(box, b) for b in errors)
-                if not points[i].front:  # the names of the chosen belong to the line
-                    cost += 4 * any(_crosses(box, *ends) for ends in pairwise(way))
+                # The names of the chosen belong to the line, but are easier to read beside it.
+                crossed = any(_crosses(box, *ends) for ends in pairwise(way))
+                cost += (2 if points[i].front else 4) * crossed
+                cost += 2 * bool(_leader(places[i], box))
                 ways.append((cost, len(ways), box))
         if ways and (min(ways)[0] < 4 or points[i].front):
             box = min(ways)[2]
             names.append(box)
+            drawn += _leader(places[i], box)
             class_ = "point-name best" if points[i].front else "point-name"
             drawn.append(svg.text(box[0], box[3] - 3, name, None, class_))
     return drawn
+
+
+def _leader(point: tuple[float, float], box: Box) -> list[Markup]:
+    """A thin line from a point to its name, if that is not right beside it."""
+    x, y = point
+    end = (min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3]))
+    if math.dist(point, end) <= BESIDE:
+        return []
+    return [svg.line(x, y, *end, "leader")]
 
 
 def _error_boxes(plane: Plane, points: Sequence[Point]) -> list[Box]:

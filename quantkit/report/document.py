@@ -160,7 +160,9 @@ def read(path: Path) -> Document:
     try:
         data = parse_json(path.read_bytes())
     except OSError as error:
-        raise ScoreError(f"cannot read {path}: {error.strerror}") from error
+        hint = "; `quantkit compare` and `quantkit report` write reports"
+        hint = hint if isinstance(error, FileNotFoundError) else ""
+        raise ScoreError(f"cannot read {path}: {error.strerror}{hint}") from error
     except (ValueError, RecursionError) as error:
         raise ScoreError(f"{path} is not valid JSON: {error}; give a report.json") from error
     version = data.get("schema") if isinstance(data, dict) else None

@@ -1,5 +1,6 @@
 """The report as a page: one file that a team opens, sorts and decides by."""
 
+import re
 from collections.abc import Sequence
 
 from markupsafe import Markup
@@ -158,8 +159,7 @@ def _more(report: Document) -> Markup:
     proven = any(entry.verified for entry in report.candidates)
     columns = [
         Column("Model"),
-        Column("Format"),
-        Column("Method"),
+        Column("Format", note="method"),
         Column("On disk", numeric=True),
         Column("Made in", numeric=True),
         Column("Peak memory", numeric=True, note="of GPU or host"),
@@ -174,8 +174,9 @@ def _more(report: Document) -> Markup:
         rows.append(
             [
                 entry.name,
-                entry.format,
-                (made.by_others or made.method) if made else "",
+                Markup("{}<small>{}</small>").format(
+                    entry.format, (made.by_others or made.method) if made else ""
+                ),
                 Cell(gib(made.disk_bytes), made.disk_bytes) if made else cells.unknown(),
                 Cell(duration(made.seconds), made.seconds)
                 if made and made.seconds is not None
@@ -248,8 +249,7 @@ def _how(report: Document) -> list[str | Markup]:
         [
             entry.name,
             gpus.label(entry.device),
-            entry.created,
-            entry.made.calibration or "" if entry.made else "",
+            _moment(entry.created),
             Markup("<code>{}</code>").format(entry.digest[:16]),
         ]
         for entry in (report.baseline, *report.candidates)
@@ -258,10 +258,15 @@ def _how(report: Document) -> list[str | Markup]:
         Column("Model"),
         Column("Scored on"),
         Column("When"),
-        Column("Calibrated on"),
         Column("Digest"),
     ]
     return [
         details(method),
-        table("What was scored", columns, rows, searchable=len(rows) > SEARCHABLE),
+        table("What was scored", columns, rows, searchable=len(rows) > SEARCHABLE, wide=True),
     ]
+
+
+def _moment(created: str) -> str:
+    """A time to the minute; reports of others may write it in other ways."""
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d\+00:00", created)
+    return f"{found[1]} {found[2]} UTC" if found else created

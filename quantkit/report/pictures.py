@@ -1,6 +1,8 @@
 """The figures of a report's page."""
 
+import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from markupsafe import Markup
 
@@ -21,6 +23,9 @@ MAPS = 4
 WORST = 30
 EACH = 3
 SEARCHABLE = 8
+MANY = 12
+FAR = 4.0
+"""Times the median change: candidates beyond it are off a chart of many."""
 
 
 def against_size(report: Document) -> list[str | Markup]:
@@ -50,6 +55,7 @@ def against_size(report: Document) -> list[str | Markup]:
             )
         )
     y = Axis(f"change of {name}", percent=True)
+    points, note = _in_sight(points, y)
     return [
         scatter(
             "Size and what it costs",
@@ -58,9 +64,23 @@ def against_size(report: Document) -> list[str | Markup]:
             y,
             front="no other is both smaller and better",
             note="Bars are 95% intervals of the change against the source. "
-            + ("Lower is better." if perplexity else "Higher is better."),
+            + ("Lower is better." if perplexity else "Higher is better.")
+            + note,
         )
     ]
+
+
+def _in_sight(points: list[Point], axis: Axis) -> tuple[list[Point], str]:
+    """Among many candidates, a few broken ones would push all others onto one line: they are not
+    drawn, and the note names them.
+    """
+    typical = statistics.median([abs(point.y) for point in points] or [0.0])
+    far = [p for p in points if abs(p.y) > FAR * typical and not p.front]
+    if len(points) < MANY or not far or len(far) > len(points) / 4:
+        return points, ""
+    drawn = [replace(point, is_drawn=point not in far) for point in points]
+    named = ", ".join(f"{p.name} ({axis.show(p.y)})" for p in far)
+    return drawn, f" Off the chart: {named}."
 
 
 def groups(report: Document) -> list[str | Markup]:

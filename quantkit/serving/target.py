@@ -11,6 +11,7 @@ from quantkit.advise import shape as shapes
 from quantkit.advise.shape import ModelShape
 from quantkit.errors import CheckpointError, SourceError
 from quantkit.model.source import placed, read_config, read_tensors
+from quantkit.nearby import similar
 from quantkit.parsing import parse_json
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 from quantkit.storage import IMATRIX, MANIFEST, gguf_files
@@ -73,7 +74,9 @@ def open_target(path: Path) -> Target:
             return open_target(path.parent)
         return _file(path)
     if not path.is_dir():
-        raise CheckpointError(f"there is no folder {path}; give a checkpoint folder or a GGUF file")
+        raise CheckpointError(
+            f"there is no folder {path}; give a checkpoint folder or a GGUF file{similar(path)}"
+        )
     can_chat = (path / "chat_template.jinja").is_file() or _has_template(path)
     own = _read(path / MANIFEST) if (path / MANIFEST).is_file() else None
     files = gguf_files(path)

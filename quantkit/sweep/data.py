@@ -5,6 +5,9 @@ from quantkit.errors import QuantkitError, SweepError
 from quantkit.sweep import result
 from quantkit.sweep.driver import Prepared
 
+GAP = "\0"
+"""Stands for a dataset's name, so that what holds for several is said once."""
+
 
 def require(prepared: Prepared) -> None:
     """Refuse a sweep whose tasks or calibration sets cannot be read here.
@@ -41,11 +44,17 @@ def _unread_sets(prepared: Prepared) -> list[str]:
     wrong = []
     for one in prepared.sweep.sets:
         wanted = set_spec.SetSpec.model_validate(one.work["spec"]) if "spec" in one.work else None
+        reasons: dict[str, list[str]] = {}  # datasets by what is said of them
         for source in wanted.sources if wanted is not None else ():
             if not isinstance(source, set_spec.Hub):
                 continue
             try:
                 next(hub.stream(source.dataset, source.config, source.split, source.revision))
             except QuantkitError as error:
-                wrong.append(f"calibration set {one.label}: {error}")
+                reasons.setdefault(str(error).replace(source.dataset, GAP), []).append(
+                    source.dataset
+                )
+        for reason, (first, *others) in reasons.items():
+            also = f"; the same for {', '.join(others)}" if others else ""
+            wrong.append(f"calibration set {one.label}: {reason.replace(GAP, first)}{also}")
     return wrong

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from gate_reports import report as made_report
 
 from quantkit.cli.main import build_app
 
@@ -31,6 +32,31 @@ def test_a_sweep_without_its_data_fails_before_its_first_step_and_once(run_cli, 
     assert message.count("wikitext_document_level") == 1
     assert "--data DIR" in message
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_sweep_whose_set_has_no_data_says_so_once(run_cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        "models: [demo]\nrecipes: [awq-w4a16]\ncalibration: [general]\ntasks: [python_docs]\n"
+    )
+    message = one_error(run_cli(["sweep", "run", file, "-o", tmp_path / "runs"]))
+    assert message.count("HF_HUB_OFFLINE is set") == 1
+    assert "databricks/databricks-dolly-15k" in message
+    assert "openai/gsm8k" in message
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["compare", "score"])
+def test_a_damaged_checkpoint_is_noticed_before_its_source_is_scored(
+    run_cli, demo_made, tmp_path, command
+):
+    folder = damaged(demo_made / "fp8-dynamic", tmp_path)
+    asked = [command, "demo", folder, "--tasks", "python_quiz", "--limit", "2"]
+    result = run_cli([*asked, "-o", tmp_path / "scores"])
+    assert f"{folder} is damaged: model.safetensors has" in one_error(result)
+    assert "score demo" not in result.stderr
+    assert list(tmp_path.glob("scores/**/*.json")) == []
 
 
 @pytest.mark.parametrize("command", [["serve", "--dry-run", "--gpu", "L4"], ["card"]])
@@ -79,12 +105,15 @@ def test_an_output_that_cannot_be_written_says_so(run_cli, tmp_path, place, monk
         (["recommend", "demoo", "--gpu", "L4"], "Did you mean demo?"),
         (["recommend", "8B,70B", "--gpu", "L4"], "Separate several models by spaces: 8B 70B"),
         (["recommend", "Qwen/Qwen3-8B,70B", "--gpu", "L4"], "by spaces: Qwen/Qwen3-8B 70B"),
-        (["recipes", "show", "fp8"], "Did you mean fp8-block or fp8-dynamic"),
+        (["recommend", "8", "--gpu", "L4"], "Did you mean 8B?"),
+        (["recommend", "8B", "--gpu", "L5"], "Did you mean L4?"),
+        (["recipes", "show", "fp8"], "Did you mean fp8-block, fp8-dynamic, fp8-static or fp8-tens"),
         (["recommend", "8B", "--gpu", "Mac"], "M3 Max"),
         (["recommend", "8B", "--gpu", "M3"], "Did you mean M3 Max or M3 Ultra?"),
         (["recommend", "8B", "--gpu", "apple"], "M4 Pro"),
         (["quantize", "demo", "-r", "Q5_K_S"], "Did you mean gguf-q5_k_s?"),
         (["quantize", "demo", "-r", "int4"], "awq-gptq-w4a16"),
+        (["quantize", "demo", "-r", "fp8-dynamic,rtn-w4a16"], "-r fp8-dynamic -r rtn-w4a16"),
     ],
 )
 def test_near_matches(run_cli, tmp_path, monkeypatch, arguments, words):
@@ -92,11 +121,47 @@ def test_near_matches(run_cli, tmp_path, monkeypatch, arguments, words):
     assert words in one_error(run_cli(arguments))
 
 
+@pytest.mark.parametrize("command", ["verify", "card", "serve", "quantize"])
+def test_a_folder_that_is_not_there_is_looked_for_beside(run_cli, demo_made, command):
+    recipe = ["-r", "rtn-w4a16"] if command == "quantize" else []
+    message = one_error(run_cli([command, demo_made / "fp8-dynamik", *recipe]))
+    assert f"Did you mean {demo_made / 'fp8-dynamic'}?" in message
+    message = one_error(run_cli([command, demo_made / "nothing-like-it", *recipe]))
+    assert "Did you mean" not in message
+
+
+@pytest.mark.parametrize("command", ["verify", "serve", "quantize"])
+def test_the_parent_of_checkpoints_names_them(run_cli, demo_made, tmp_path, command):
+    parent = tmp_path / "out"
+    shutil.copytree(demo_made / "fp8-dynamic", parent / "fp8-dynamic")
+    recipe = ["-r", "rtn-w4a16"] if command == "quantize" else []
+    assert "those within are fp8-dynamic" in one_error(run_cli([command, parent, *recipe]))
+
+
+def test_a_recipe_or_a_gpu_without_its_option_gets_it(run_cli):
+    result = run_cli(["quantize", "demo", "fp8-dynamic", "-o", "out"])
+    assert result.code == 2
+    assert "-r fp8-dynamic" in result.stderr
+    assert "needs -r" not in run_cli(["quantize", "demo", "nothing", "-o", "out"]).stderr
+    assert "--gpu L4" in one_error(run_cli(["recommend", "8B", "L4"]), 2)
+    assert "--gpu 'RTX 4090'" in one_error(run_cli(["recommend", "RTX 4090", "--gpu", "L4"]), 2)
+
+
 def test_a_path_that_does_not_exist_is_called_one(run_cli, tmp_path):
     asked = ["quantize", "demo", "-r", "awq-w4a16", "--calibration", "sets/ours", "-o", tmp_path]
     message = one_error(run_cli(asked))
     assert "sets/ours" in message
     assert "no file or folder" in message
+
+
+def test_data_that_is_not_there_is_looked_for_beside(run_cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sets" / "ours").mkdir(parents=True)
+    (tmp_path / "traffic.jsonl").write_text("")
+    asked = ["quantize", "demo", "-r", "awq-w4a16", "-o", "out", "--calibration"]
+    assert "Did you mean sets/ours?" in one_error(run_cli([*asked, "sets/our"]))
+    build = ["calibrate", "build", "--model", "demo", "-o", "set", "--from"]
+    assert "Did you mean traffic.jsonl?" in one_error(run_cli([*build, "traffik.jsonl"]))
 
 
 def test_json_gets_the_advice_of_json(run_cli, tmp_path, demo_made):
@@ -109,6 +174,22 @@ def test_json_gets_the_advice_of_json(run_cli, tmp_path, demo_made):
     (folder / "quantkit.json").write_text("[]")
     message = one_error(run_cli(["verify", folder]))
     assert "quantkit.json is damaged: it must be a JSON object" in message
+
+
+def test_a_policy_in_json_gets_the_advice_of_json(run_cli, tmp_path):
+    report, policy = tmp_path / "report.json", tmp_path / "policy.json"
+    report.write_text(json.dumps(made_report(("x", "gptq-w4a16", 0.7, 2.0)).to_json()))
+    policy.write_text('{"rules": [')
+    assert f"{policy} is not valid JSON" in one_error(run_cli(["gate", report, "--policy", policy]))
+    yaml = policy.rename(tmp_path / "policy.yaml")
+    assert f"{yaml} is not valid YAML" in one_error(run_cli(["gate", report, "--policy", yaml]))
+
+
+def test_a_report_that_is_empty_or_missing_says_so(run_cli, tmp_path):
+    file = tmp_path / "report.json"
+    assert "`quantkit report`" in one_error(run_cli(["gate", file]))
+    file.write_text("\n")
+    assert f"{file} is not valid JSON: it is empty" in one_error(run_cli(["gate", file]))
 
 
 def test_verify_names_the_missing_tensor_the_unit_and_a_verdict(run_cli, demo_made, tmp_path):
@@ -125,7 +206,10 @@ def test_verify_names_the_missing_tensor_the_unit_and_a_verdict(run_cli, demo_ma
     result = run_cli(["verify", folder])
     assert result.code == 1
     assert f"tensors: {lost} is missing" in result.stderr
-    assert "verdict:" in result.stdout
+    assert result.stdout.rstrip().endswith("verdict: wrong")
+    both = run_cli(["verify", folder, demo_made / "fp8-dynamic"])
+    assert both.code == 1
+    assert both.stdout.rstrip().endswith("verdict: wrong (1 of 2 checkpoints)")
 
 
 class Hub:
@@ -202,6 +286,22 @@ def test_push_resumes_and_can_be_public(run_cli, demo_made, hub):
     assert again.code == 0
     assert ", public: " in again.stdout
     assert hub.calls[0][1]["private"] is False
+
+
+@pytest.mark.parametrize("error", ["httpx", "xet"])
+def test_push_without_a_connection_is_one_sentence(run_cli, demo_made, hub, monkeypatch, error):
+    from huggingface_hub.errors import HfHubHTTPError
+
+    library = HfHubHTTPError.__mro__[1]  # whichever HTTP library the client uses
+    raised = library("Name or service not known") if error == "httpx" else RuntimeError("no route")
+
+    def fail(*words, **more):
+        raise raised
+
+    monkeypatch.setattr(hub, "create_repo" if error == "httpx" else "upload_folder", fail)
+    message = one_error(run_cli(["push", demo_made / "fp8-dynamic", "org/name", "-q"]))
+    assert "cannot upload to org/name" in message
+    assert str(raised) in message
 
 
 def test_push_says_that_a_repository_which_exists_is_public(run_cli, demo_made, hub):
@@ -294,3 +394,27 @@ def test_several_models_on_several_gpus_are_a_usage_error(run_cli):
     result = run_cli(["recommend", "8B", "70B", "--gpu", "L4,L40S"])
     assert result.code == 2
     assert "one GPU only" in result.stderr
+
+
+def test_models_that_do_not_fit_have_no_table_and_no_legend(run_cli):
+    result = run_cli(["recommend", "8B", "32B", "--gpu", "L4", "--users", "64"])
+    assert result.code == 1
+    assert "no format fits for any of them" in result.stdout.splitlines()[0]
+    assert "is the choice" not in result.stdout
+    assert "1 fits at the same time" in result.stdout
+
+
+def test_assumed_sizes_stand_together_and_names_are_aligned(run_cli):
+    lines = run_cli(["recommend", "8B", "32B", "--gpu", "L4"]).stdout.splitlines()
+    assumed = lines.index("Assumed")
+    assert [line.split()[1] for line in lines[assumed + 1 : assumed + 3]] == ["8B", "32B"]
+    chosen = [line for line in lines if line.startswith((" 8B ", " 32B "))]
+    assert len({len(line) - len(line[4:].lstrip()) for line in chosen}) == 1
+
+
+def test_without_a_bandwidth_there_are_no_empty_columns(run_cli):
+    unknown = run_cli(["recommend", "8B", "--memory", "9GiB"]).stdout
+    assert "first" not in unknown
+    assert "tokens/s" not in unknown
+    known = run_cli(["recommend", "8B", "--memory", "9GiB", "--bandwidth", "300GB/s"]).stdout
+    assert "first: time to the first token" in known

@@ -150,9 +150,10 @@ def test_page_prints(browser, made):
     assert base64.b64decode(printed["data"]).startswith(b"%PDF")
 
 
+@pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-135m-damage"])
 @pytest.mark.parametrize("width", [1280, 1920])
-def test_the_main_table_of_a_report_is_seen_whole(browser, width):
-    report = document.read(PUBLISHED / "report.json")
+def test_the_tables_of_a_report_are_seen_whole(browser, width, name):
+    report = document.read(PUBLISHED.parent / name / "report.json")
     browser.show(html.render(report, "0"), width)
     hidden = browser.run(
         "const box = document.querySelector('.table.wide .scroll');"
@@ -160,6 +161,19 @@ def test_the_main_table_of_a_report_is_seen_whole(browser, width):
     )
     assert hidden <= 0
     assert not browser.is_too_wide()
+    # The names of recipes stand in one line, and no other table is cut off either.
+    lines = browser.run(
+        "const range = document.createRange(); range.selectNodeContents("
+        "[...document.querySelectorAll('.table.wide tbody th')]"
+        ".find((one) => one.firstChild.textContent == 'awq-gptq-w4a16').firstChild);"
+        "return range.getClientRects().length"
+    )
+    assert lines == 1
+    cut = browser.run(
+        "return [...document.querySelectorAll('section > .table .scroll')]"
+        ".filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.ariaLabel)"
+    )
+    assert cut == []
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -172,5 +186,20 @@ def test_names_of_many_columns_do_not_touch(browser, width):
     gpus = [f"RTX {n} Super" for n in range(90)]
     values = [[float(1 + x + y) for x in range(len(gpus))] for y in range(len(formats))]
     drawn = heatmap("Speed", formats, gpus, values, Axis("tokens/s"))
-    browser.show(document("Many", [Section("Overview", [drawn])]), width)
+    few = heatmap("Few", formats, gpus[:29], [line[:29] for line in values], Axis("tokens/s"))
+    browser.show(document("Many", [Section("Overview", [drawn, few])]), width)
     assert browser.run(TOUCHING) == []
+    assert browser.run(LINES_TOUCHING) == []
+
+
+LINES_TOUCHING = """
+const touching = [];
+for (const drawing of document.querySelectorAll("figure svg[role=img]")) {
+  const names = [...drawing.querySelectorAll("text.tick[text-anchor=end]")];
+  names.slice(1).forEach((name, i) => {
+    const [above, below] = [names[i].getBoundingClientRect(), name.getBoundingClientRect()];
+    if (below.width && above.bottom - below.top > 1) touching.push(name.textContent);
+  });
+}
+return touching;
+"""

@@ -277,6 +277,26 @@ def test_the_published_interval_is_the_one_that_counts(published):
     assert words.interval(check).count("%") == 2
 
 
+@pytest.mark.parametrize("metric", ["wiki/perplexity", "quiz/acc"])
+def test_the_gate_and_the_report_show_one_interval(metric):
+    document = report(("one", "gptq-w4a16", 0.6903, 2.0173))
+    limit = "max_drop" if metric == "quiz/acc" else "max_increase_pct"
+    rule = {metric: {limit: 1, "confidence": 0.95}}
+    (check,) = judge(document, rules(**rule)).checks
+    shown = words.interval(check)
+    assert f"95% interval {shown}:" in document.candidates[0].comparison(metric).verdict
+    assert f"95% interval {shown};" in check.reason
+
+
+def test_the_last_line_says_that_undecided_checks_count_as_failed():
+    document = report(("one", "gptq-w4a16", 0.69, 2.0))
+    policy = rules(**{"quiz/acc": {"max_drop": 1, "confidence": 0.95}})
+    line = words.last_line(judge(document, policy))
+    assert line.startswith("fail: 1 of 1 check of 1 candidate: one")
+    assert "undecided" in line
+    assert "cannot_tell: fail" in line
+
+
 def test_how_many_questions_would_tell():
     # Half of the answers that differ were gained and half lost: a point is ruled out in the end.
     document = report(("one", "gptq-w4a16", 0.7, 2.0))

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "quantkit"
 # Lower rows never import from higher ones.
 LAYERS = [
-    {"errors", "home", "progress", "quiet", "launch", "lock", "offline", "parsing"}
+    {"errors", "home", "nearby", "progress", "quiet", "launch", "lock", "offline", "parsing"}
     | {"registry", "schema", "specs", "threads"},
     {"families", "metrics", "numbers", "tensorspec"},
     {"engine", "__init__"},

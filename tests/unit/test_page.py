@@ -247,6 +247,14 @@ def test_names_of_points_do_not_cover_each_other():
                 assert apart
 
 
+def test_a_name_away_from_its_point_is_joined_to_it():
+    crowd = [Point(f"crowded name {k}", 5 + k / 100, 5 + k / 100) for k in range(8)]
+    corners = [Point("a", 0, 0), Point("b", 10, 10)]
+    found = str(scatter("t", [*crowd, *corners], Axis("x"), Axis("y")))
+    assert 'class="leader"' in found
+    assert 'class="leader"' not in str(scatter("t", corners, Axis("x"), Axis("y")))
+
+
 def test_line_leads_through_the_chosen_points_from_left_to_right():
     points = [Point("c", 3, 3, front=True), Point("b", 2, 9), Point("a", 1, 1, front=True)]
     found = str(scatter("t", points, Axis("x"), Axis("y"), front="best"))

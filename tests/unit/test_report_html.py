@@ -56,6 +56,21 @@ def test_a_chart_says_how_many_candidates_it_leaves_out():
     assert "6 of 12 candidates are drawn." in html.render(larger, "0")
 
 
+def test_broken_candidates_do_not_squeeze_the_others_in_the_chart():
+    """44 recipes, some of which lose several times as much as the others."""
+    many = read_document(PUBLISHED.parent / "smollm2-135m-damage" / "report.json")
+    figures = html.render(many, "0").split("<figure")[1:]
+    figure = next(one for one in figures if "Size and what it costs" in one)
+    drawing, numbers = figure.split("<details", 1)
+    assert "Off the chart: " in drawing
+    assert "gptq-w2a16 (" in drawing  # named in the note, not drawn
+    assert "gptq-w2a16:" not in drawing
+    assert "int8-w8a8:" in drawing
+    assert "gptq-w2a16" in numbers
+    few = read_document(PUBLISHED / "report.json")
+    assert "Off the chart" not in html.render(few, "0")
+
+
 def test_published_report_is_what_its_json_says():
     document = Document.model_validate_json((PUBLISHED / "report.json").read_bytes())
     page = (PUBLISHED / "report.html").read_text()

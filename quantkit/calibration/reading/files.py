@@ -25,6 +25,7 @@ from quantkit.calibration.reading.streams import PACKINGS, as_utf8, explained, p
 from quantkit.calibration.reading.tables import parquet, separated, spooled
 from quantkit.errors import DataError
 from quantkit.home import expanded
+from quantkit.nearby import similar
 
 __all__ = ["TEXT_CHARACTERS", "Record", "Trouble", "find", "read", "read_stream"]
 
@@ -72,7 +73,8 @@ def find(path: Path | str) -> list[Path]:
     else:
         matched = _matching(path)
         if not matched:
-            raise DataError(f"there is no file, folder or pattern {path}")
+            hint = similar(path, files=True)
+            raise DataError(f"there is no file, folder or pattern {path}{hint}")
         found = []
         for match in matched:
             found += _of_folder(match) if match.is_dir() else [match]
