@@ -30,6 +30,8 @@ settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25
 settings.register_profile("home", deadline=None, max_examples=25)
 settings.register_profile("long", deadline=None, max_examples=100)
 
+MOST, LONGEST = 32, 128
+"""Samples of the Python docs, and tokens of each, that tests share."""
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
@@ -87,22 +89,29 @@ def run_cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[list[str]]
 
 @pytest.fixture(scope="session", autouse=True)
 def _python_docs_once() -> Iterator[None]:
-    """Choosing samples of the Python docs takes seconds; tests that only need some get the same.
+    """Choosing samples of the Python docs takes seconds; tests that only need some get the same,
+    and tests that need a few get parts of them.
 
     What chooses them is tested through `calibration.loading.make` and the command line's `build`.
     """
     from quantkit.calibration import loading
+    from quantkit.calibration.tokens import CalibrationTokens
 
     usual, known = loading.load, {}
 
     def load(name, model, progress, n_samples=None, length=None, evaluation=None):
-        size = model.context, model.n_tokens, model.widest, len(model.tokenizer)
-        key = name, size, n_samples, length
         if name != "python-docs" or (length is not None and length > model.context):
             return usual(name, model, progress, n_samples, length, evaluation)
+        read = tuple(model.tokenizer.encode("def f(): a few words"))
+        size = n_samples, length, model.context
+        if n_samples and length and n_samples <= MOST and length <= LONGEST <= model.context:
+            size = MOST, LONGEST, LONGEST
+        key = read, len(model.tokenizer), model.n_tokens, *size
         if key not in known:
-            known[key] = usual(name, model, progress, n_samples, length, evaluation)
-        return known[key]
+            known[key] = usual(name, model, progress, *size[:2], evaluation)
+        found = known[key]
+        assert found.lengths is None, "samples of this set are full, and so are parts of them"
+        return CalibrationTokens(found.name, found.ids[:n_samples, :length])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "load", load)
@@ -140,6 +149,16 @@ def demo_is_short(short_demo: "ModelSource") -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resources, "DEMO_MODEL", short_demo.folder)
+        yield
+
+
+@pytest.fixture(scope="module")
+def coarse_awq() -> Iterator[None]:
+    """AWQ tries a quarter of its exponents: for modules that ask what is written, not how well."""
+    from quantkit.methods import awq
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(awq, "EXPONENTS", 5)
         yield
 
 

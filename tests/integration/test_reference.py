@@ -21,6 +21,8 @@ from quantkit.onepass.run import quantize as run_quantize
 from quantkit.recipe import Recipe, WeightScheme, load
 from quantkit.scoring import loading
 
+pytestmark = pytest.mark.usefixtures("coarse_awq")
+
 SCHEMES = [
     WeightScheme(num_bits=4, strategy="group", group_size=128),
     WeightScheme(num_bits=4, strategy="group", group_size=32, symmetric=False),
