@@ -138,7 +138,8 @@ LIMITS = {
 
 
 def test_transformers_loads_every_checkpoint_and_computes_the_same(checkpoints):
-    ids = torch.randint(0, 4096, (2, 64), generator=torch.Generator().manual_seed(0))
+    # Few: many processors multiply bfloat16 a hundred times slower than float32.
+    ids = torch.randint(0, 4096, (2, 8), generator=torch.Generator().manual_seed(0))
     for checkpoint in checkpoints:
         recipe = checkpoint.manifest.recipe
         # The library makes bfloat16 of these, in which rounded inputs become others: only weights
