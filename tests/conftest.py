@@ -30,8 +30,8 @@ settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25
 settings.register_profile("home", deadline=None, max_examples=25)
 settings.register_profile("long", deadline=None, max_examples=100)
 
-MOST, LONGEST = 32, 128
-"""Samples of the Python docs, and tokens of each, that tests share."""
+SHARED, LONGEST = range(4, 33), 128
+"""How many samples of the Python docs tests share, and tokens of each; fewer may be of any kind."""
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
@@ -104,8 +104,8 @@ def _python_docs_once() -> Iterator[None]:
             return usual(name, model, progress, n_samples, length, evaluation)
         read = tuple(model.tokenizer.encode("def f(): a few words"))
         size = n_samples, length, model.context
-        if n_samples and length and n_samples <= MOST and length <= LONGEST <= model.context:
-            size = MOST, LONGEST, LONGEST
+        if n_samples in SHARED and length and length <= LONGEST <= model.context:
+            size = SHARED[-1], LONGEST, LONGEST
         key = read, len(model.tokenizer), model.n_tokens, *size
         if key not in known:
             known[key] = usual(name, model, progress, *size[:2], evaluation)

@@ -185,7 +185,7 @@ def test_quick_damage_needs_no_hub_and_shows_what_breaks_first(tmp_path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out, scores = tmp_path / "out", tmp_path / "scores"
     assert run_cli(["quantize", "demo", "-r", "rtn-w4a16", "-o", out, "-q"]).code == 0
-    command = ["score", "demo", out / "rtn-w4a16", "--tasks", "damage-quick", "--limit", 4, "-q"]
+    command = ["score", "demo", out / "rtn-w4a16", "--tasks", "damage-quick", "--limit", 2, "-q"]
     assert run_cli([*command, "-o", scores]).code == 0
     assert run_cli(["report", scores, "-o", tmp_path / "report"]).code == 0
     document = json.loads((tmp_path / "report" / "report.json").read_text())
