@@ -46,6 +46,7 @@ LONG = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is collected: nothing of what comes until then goes again
     is_short = "not slow" in config.getoption("markexpr")
     settings.load_profile("long" if not is_short else "ci" if os.environ.get("CI") else "home")
 
@@ -59,6 +60,7 @@ def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: no collection of garbage need look at them again."""
     gc.freeze()
     gc.set_threshold(10_000)
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
