@@ -88,12 +88,12 @@ def make(folder: Path) -> None:
     print(*(folder / RECIPE).glob("source*.gguf"))
 
 
-def host_gb_s(n_threads: int | None = None) -> float:
-    """How fast all cores together read memory; the best of five passes over 4 GB."""
+def host_gb_s(n_threads: int | None = None, n_bytes: int = 4 * 10**9) -> float:
+    """How fast all cores together read memory; the best of five passes."""
     import numpy
 
     n_threads = n_threads or len(os.sched_getaffinity(0))
-    parts = [numpy.ones(4 * 10**9 // 8 // n_threads) for _ in range(n_threads)]
+    parts = [numpy.ones(n_bytes // 8 // n_threads) for _ in range(n_threads)]
     best = float("inf")
     with ThreadPoolExecutor(n_threads) as pool:
         for _ in range(5):

@@ -30,6 +30,8 @@ settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25
 settings.register_profile("home", deadline=None, max_examples=25)
 settings.register_profile("long", deadline=None, max_examples=100)
 
+SHARED, LONGEST = range(4, 33), 128
+"""How many samples of the Python docs tests share, and tokens of each; fewer may be of any kind."""
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
@@ -44,6 +46,7 @@ LONG = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is collected: nothing of what comes until then goes again
     is_short = "not slow" in config.getoption("markexpr")
     settings.load_profile("long" if not is_short else "ci" if os.environ.get("CI") else "home")
 
@@ -57,6 +60,7 @@ def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: no collection of garbage need look at them again."""
     gc.freeze()
     gc.set_threshold(10_000)
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
@@ -87,22 +91,29 @@ def run_cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[list[str]]
 
 @pytest.fixture(scope="session", autouse=True)
 def _python_docs_once() -> Iterator[None]:
-    """Choosing samples of the Python docs takes seconds; tests that only need some get the same.
+    """Choosing samples of the Python docs takes seconds; tests that only need some get the same,
+    and tests that need a few get parts of them.
 
     What chooses them is tested through `calibration.loading.make` and the command line's `build`.
     """
     from quantkit.calibration import loading
+    from quantkit.calibration.tokens import CalibrationTokens
 
     usual, known = loading.load, {}
 
     def load(name, model, progress, n_samples=None, length=None, evaluation=None):
-        size = model.context, model.n_tokens, model.widest, len(model.tokenizer)
-        key = name, size, n_samples, length
         if name != "python-docs" or (length is not None and length > model.context):
             return usual(name, model, progress, n_samples, length, evaluation)
+        read = tuple(model.tokenizer.encode("def f(): a few words"))
+        size = n_samples, length, model.context
+        if n_samples in SHARED and length and length <= LONGEST <= model.context:
+            size = SHARED[-1], LONGEST, LONGEST
+        key = read, len(model.tokenizer), model.n_tokens, *size
         if key not in known:
-            known[key] = usual(name, model, progress, n_samples, length, evaluation)
-        return known[key]
+            known[key] = usual(name, model, progress, *size[:2], evaluation)
+        found = known[key]
+        assert found.lengths is None, "samples of this set are full, and so are parts of them"
+        return CalibrationTokens(found.name, found.ids[:n_samples, :length])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "load", load)
@@ -140,6 +151,16 @@ def demo_is_short(short_demo: "ModelSource") -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resources, "DEMO_MODEL", short_demo.folder)
+        yield
+
+
+@pytest.fixture(scope="module")
+def coarse_awq() -> Iterator[None]:
+    """AWQ tries a quarter of its exponents: for modules that ask what is written, not how well."""
+    from quantkit.methods import awq
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(awq, "EXPONENTS", 5)
         yield
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tiny import READABLE, save_llama
 
 from quantkit.model.source import ModelSource
 from quantkit.model.tokenizer import load as load_tokenizer
-from quantkit.scoring import lmeval, loading
+from quantkit.scoring import lmeval, loading, rules
 from quantkit.scoring.generation import Generator
 from quantkit.scoring.harness import evaluate
 from quantkit.scoring.options import Chat, ScoreOptions
@@ -120,10 +121,13 @@ def small(tmp_path):
     return ModelSource.open(str(save_llama(tmp_path / "small", dtype="float32", **sizes)))
 
 
-def test_instructions_and_maths_are_judged_by_lm_evals_own_code(hub, tmp_path, small):
+def test_instructions_and_maths_are_judged_by_lm_evals_own_code(hub, tmp_path, small, monkeypatch):
     """Its checks of instructions need NLTK's data, which lies beside the other data."""
     for package in ("langdetect", "immutabledict", "math_verify", "antlr4"):
         pytest.importorskip(package)
+    of_task = rules.of_task
+    short = lambda *given: replace(of_task(*given), max_new=64)  # noqa: E731
+    monkeypatch.setattr(rules, "of_task", short)  # both would have it write over a thousand tokens
     asked = ScoreOptions(("ifeval", "minerva_math500"), data=hub, cache=tmp_path / "cache")
     found = evaluate(small, asked, "cpu")
     scores = found.card.scores
@@ -185,7 +189,7 @@ def test_quick_damage_needs_no_hub_and_shows_what_breaks_first(tmp_path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out, scores = tmp_path / "out", tmp_path / "scores"
     assert run_cli(["quantize", "demo", "-r", "rtn-w4a16", "-o", out, "-q"]).code == 0
-    command = ["score", "demo", out / "rtn-w4a16", "--tasks", "damage-quick", "--limit", 4, "-q"]
+    command = ["score", "demo", out / "rtn-w4a16", "--tasks", "damage-quick", "--limit", 2, "-q"]
     assert run_cli([*command, "-o", scores]).code == 0
     assert run_cli(["report", scores, "-o", tmp_path / "report"]).code == 0
     document = json.loads((tmp_path / "report" / "report.json").read_text())

@@ -1,6 +1,7 @@
 """Expected acceptance of drafts, against speculative sampling as it is really done."""
 
 import json
+import random
 
 import pytest
 import torch
@@ -33,33 +34,28 @@ def one_step(p, q, last, k, way, chance):
     """Speculative sampling by the book: propose, accept or reject, and draw the rest."""
     proposals, at = [], last
     for _ in range(k):
-        weights = q[at]
-        at = int(weights.argmax()) if way != "sampled" else draw(weights, chance)
+        at = draw(q[at], chance) if way == "sampled" else q[at].index(max(q[at]))
         proposals.append(at)
     made, at = [], last
     for token in proposals:
-        if way == "temperature-0":
-            taken = token == int(p[at].argmax())
-            rest = p[at]
-        else:
-            believed = q[at] if way == "sampled" else torch.eye(WORDS, dtype=p.dtype)[token]
-            taken = float(torch.rand((), generator=chance)) < float(p[at][token] / believed[token])
-            rest = (p[at] - believed).clamp(min=0)
-        if not taken:
-            made.append(int(rest.argmax()) if way == "temperature-0" else draw(rest, chance))
+        believed = q[at] if way == "sampled" else [float(n == token) for n in range(WORDS)]
+        if chance.random() >= p[at][token] / believed[token]:
+            rest = [max(0.0, mine - theirs) for mine, theirs in zip(p[at], believed, strict=True)]
+            made.append(draw(rest, chance))
             return made, len(made) - 1
         made.append(token)
         at = token
-    made.append(int(p[at].argmax()) if way == "temperature-0" else draw(p[at], chance))
+    made.append(draw(p[at], chance))
     return made, k
 
 
 def draw(weights, chance):
-    return int(torch.multinomial(weights, 1, generator=chance))
+    return chance.choices(range(WORDS), weights)[0]
 
 
 def simulated(p, q, k, way, n_steps):
-    chance = torch.Generator().manual_seed(1)
+    """In plain numbers: one by one, tensors take thirty times as long."""
+    p, q, chance = p.tolist(), q.tolist(), random.Random(1)
     accepted = 0
     last = 0
     for _ in range(n_steps):

@@ -20,6 +20,8 @@ from quantkit.recipe import Recipe
 from quantkit.scoring import loading
 from quantkit.verification.checkpoint import verify
 
+pytestmark = pytest.mark.usefixtures("coarse_awq")
+
 # Groups of linears whose input scales can be folded: a norm before q/k/v and gate/up, the value
 # projection before o, the up projection before down.
 FOLDS = {"phi3": 2, "olmo2": 2}

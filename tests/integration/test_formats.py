@@ -22,6 +22,8 @@ from quantkit.recipe import Recipe
 from quantkit.scoring import loading
 from quantkit.verification.checkpoint import verify
 
+pytestmark = pytest.mark.usefixtures("coarse_awq")
+
 DATA = CalibrationChoice("python-docs", 4, 64)
 LAYER = "model.layers.1.self_attn.o_proj"
 CPU = torch.device("cpu")

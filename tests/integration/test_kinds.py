@@ -40,6 +40,8 @@ KINDS = {
     "gpt_neox": "tensors that transformers renames",
     "gemma3n_text": "several streams side by side, and keys and values that no layer uses",
 }
+pytestmark = pytest.mark.usefixtures("coarse_awq")
+
 RECIPES = ["fp8-dynamic", "awq-gptq-w4a16"]
 WITHOUT_EXPERTS = Recipe.load("rtn-w4a16").model_copy(
     update={"name": "rtn-attention", "ignore": ["lm_head", "re:.*experts.*"]}

@@ -24,6 +24,8 @@ from quantkit.scoring.harness import score
 from quantkit.storage import sha256_of
 from quantkit.verification.checkpoint import verify
 
+pytestmark = pytest.mark.usefixtures("coarse_awq")
+
 # A file of its own: a set that has to be put together first takes longer than the pass.
 FEW = CalibrationChoice(str(Path(__file__).parents[2] / "README.md"), 8, 128)
 BASES = ["awq-gptq-w4a16", "fp8-block", "fp8-dynamic", "rtn-w4a16"]

@@ -14,6 +14,8 @@ from quantkit.pipeline import finished_before
 from quantkit.recipe import Recipe
 from quantkit.verification.checkpoint import verify
 
+pytestmark = pytest.mark.usefixtures("coarse_awq")
+
 FEW = CalibrationChoice("python-docs", 8, 128)
 WEIGHTS = "model.safetensors"
 NAMES = ["gptq-w4a16", "awq-w4a16", "int8-w8a8"]

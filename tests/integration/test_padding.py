@@ -28,6 +28,8 @@ from quantkit.onepass.visit import Replay, Visit
 from quantkit.progress import Silent
 from quantkit.recipe import load
 
+pytestmark = pytest.mark.usefixtures("coarse_awq")
+
 CPU = torch.device("cpu")
 LENGTH = 48
 LENGTHS = torch.tensor([20, 48, 7, 48, 33])

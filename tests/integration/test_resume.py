@@ -25,6 +25,8 @@ from quantkit.onepass.prepare import REPLAYED, CalibrationChoice, Run, prepare
 from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 
+pytestmark = pytest.mark.usefixtures("coarse_awq")
+
 NAMES = ("awq-gptq-w4a16+kv-fp8", "int8-w8a8")
 TEXT = "Every block is finished, or it is not. " * 400
 

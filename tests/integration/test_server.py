@@ -298,7 +298,7 @@ def without_logprobs(answer):
         (400, "/completions answered 400: out of luck"),
         (404, "answered 404: out of luck"),
         ("Out of range float values are not JSON compliant", "the model's outputs are not finite"),
-        ("hang", r"gave no answer within 3 s"),
+        ("hang", r"gave no answer within 1 s"),
         ("garbage", "did not answer with JSON: <html>hello"),
         (without_logprobs, "gives no log-probabilities of prompts"),
         (lambda answer: {"model": "demo"}, "/completions"),
@@ -317,7 +317,7 @@ def without_logprobs(answer):
     ],
 )
 def test_what_is_wrong_is_said(fake, fault, message):
-    served = connect(fake, timeout_s=3 if fault == "hang" else 30)
+    served = connect(fake, timeout_s=1 if fault == "hang" else 30)
     fake.faults = [fault]
     with pytest.raises(ScoreError, match=message) as caught:
         served.loglikelihood(QUESTIONS)

@@ -22,6 +22,8 @@ from quantkit.recipe import Recipe
 from quantkit.storage import sha256_of
 from quantkit.verification.checkpoint import verify
 
+pytestmark = pytest.mark.usefixtures("coarse_awq")
+
 GATE = "model.layers.1.mlp.gate_proj.weight"
 # One for each way of storing weights: with and without zero points, packed and not, folded.
 RECIPES = ["awq-w4a16", "fp8-block", "fp8-dynamic", "fp8-static", "int8-w8a8", "rtn-w4a16"]

@@ -1,7 +1,7 @@
 """Recorded outcomes of vLLM, held against the rules of this tree without vLLM."""
 
+import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,23 +12,30 @@ RECORDED = json.loads((ROOT / "benchmarks/results/wild-h200.json").read_text())
 NAMES = ("FP8_DYNAMIC", "NVFP4", "missing-block", "nan-e4m3-scale")
 
 
-def judge(record, out):
-    path = out / "record.json"
-    path.write_text(json.dumps(record))
-    program = ROOT / "benchmarks/wild.py"
-    arguments = ["--judge", str(path), "--work", str(out / "corpus"), "--out", str(out / "judged")]
-    return subprocess.run(
-        [sys.executable, str(program), *arguments], capture_output=True, text=True, check=False
-    )
+@pytest.fixture
+def judge(tmp_path, monkeypatch):
+    """Judges a record as the program does when it is called."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "benchmarks")])
+    spec = importlib.util.spec_from_file_location("wild_program", ROOT / "benchmarks/wild.py")
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+
+    def judge(record):
+        path = tmp_path / "record.json"
+        path.write_text(json.dumps(record))
+        places = ["--work", str(tmp_path / "corpus"), "--out", str(tmp_path / "judged")]
+        program.main(["--judge", str(path), *places])
+
+    return judge
 
 
-def test_outcomes_stay_and_predictions_are_made_again(tmp_path):
+def test_outcomes_stay_and_predictions_are_made_again(judge, tmp_path, capsys):
     record = {**RECORDED, "checkpoints": {n: RECORDED["checkpoints"][n] for n in NAMES}}
     sound = record["checkpoints"]["FP8_DYNAMIC"]
     record["checkpoints"]["FP8_DYNAMIC"] = {**sound, "found": {"outcome": "refuses"}}
-    done = judge(record, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "DIFFERS FP8_DYNAMIC: foretold loads (then loads), found refuses" in done.stdout
+    judge(record)
+    said = capsys.readouterr().out
+    assert "DIFFERS FP8_DYNAMIC: foretold loads (then loads), found refuses" in said
     found = json.loads((tmp_path / "judged").read_text())
     assert {n: one["found"] for n, one in found["checkpoints"].items()} == {
         n: record["checkpoints"][n]["found"] for n in NAMES
@@ -40,10 +47,9 @@ def test_outcomes_stay_and_predictions_are_made_again(tmp_path):
     assert found["outcomes"] == {"of": "record.json", **RECORDED["recorded"]}
 
 
-def test_a_checkpoint_that_the_corpus_lacks_is_named(tmp_path):
-    done = judge({**RECORDED, "checkpoints": {"other": {}}}, tmp_path)
-    assert done.returncode == 1
-    assert done.stderr == "record.json: the corpus has no other\n"
+def test_a_checkpoint_that_the_corpus_lacks_is_named(judge):
+    with pytest.raises(SystemExit, match=r"^record\.json: the corpus has no other$"):
+        judge({**RECORDED, "checkpoints": {"other": {}}})
 
 
 def test_the_judged_file_is_of_the_recorded_run():

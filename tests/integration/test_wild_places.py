@@ -15,7 +15,15 @@ import quantkit
 from quantkit.bench.model import Model
 from quantkit.model.source import read_tensors
 
-PROBE = "from quantkit import opening; print(opening.find('org/model', None, False).declared.words)"
+PROBE = """
+import sys
+from quantkit import errors, opening
+for name in sys.argv[1:]:
+    try:
+        print(opening.find(name, None, False).declared.words)
+    except errors.SourceError as error:
+        print("SourceError:", error)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -65,35 +73,33 @@ def test_damaged_gguf_files_are_named(file, tmp_path, run_cli):
         assert rule in {one["rule"] for one in json.loads(found.stdout)["findings"]}
 
 
-def from_hub(theirs, tmp_path, **environment):
-    """What a process says of a hub id whose snapshot lies in the hub's own cache layout."""
+def from_hub(names, tmp_path, **environment):
+    """What a process says of hub ids where snapshots lie in the hub's own cache layout."""
     known = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub")}
     known.pop("HF_HUB_OFFLINE", None)
-    return subprocess.run(
-        [sys.executable, "-c", PROBE],
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *names],
         env=known | environment,
         capture_output=True,
         text=True,
         check=False,
     )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_hub_id_in_the_cache_and_a_hub_out_of_reach(theirs, tmp_path):
-    nowhere = from_hub(theirs, tmp_path, HF_HUB_OFFLINE="1")
-    assert nowhere.returncode == 1
-    assert "SourceError: org/model" in nowhere.stderr
-    unreachable = from_hub(theirs, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
-    assert unreachable.returncode == 1
-    assert "SourceError" in unreachable.stderr
     snapshot = tmp_path / "hub/models--org--model/snapshots" / ("a" * 40)
     snapshot.parent.mkdir(parents=True)
     shutil.copytree(theirs, snapshot)
     reference = snapshot.parents[1] / "refs/main"
     reference.parent.mkdir()
     reference.write_text("a" * 40)
-    found = from_hub(theirs, tmp_path, HF_HUB_OFFLINE="1")
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.strip() == "compressed-tensors: W4A16 g128"
+    told = from_hub(["org/other", "org/model"], tmp_path, HF_HUB_OFFLINE="1")
+    assert told.startswith("SourceError: org/other")
+    assert told.splitlines()[-1] == "compressed-tensors: W4A16 g128"
+    unreachable = from_hub(["org/other"], tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    assert unreachable.startswith("SourceError")
 
 
 @pytest.fixture

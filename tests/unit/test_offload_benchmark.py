@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,8 +41,11 @@ def test_half_of_the_layers_cost_half_of_the_hosts_time(predicted):
     assert half == pytest.approx((none + everything) / 2, rel=0.02)
 
 
-def test_shares_that_fail_are_written_down_and_the_others_still_tried(program, tmp_path, predicted):
+def test_shares_that_fail_are_written_down_and_the_others_still_tried(
+    program, tmp_path, predicted, monkeypatch
+):
     """Libraries that are not there: every share ends by itself, and says why."""
+    monkeypatch.setattr(program, "host_gb_s", lambda: 12.5)
     file, before, out = (tmp_path / name for name in ("x.gguf", "before.json", "out.json"))
     file.write_bytes(b"GGUF")
     before.write_text(json.dumps(predicted | {"points": predicted["points"][:2]}))
@@ -52,6 +56,13 @@ def test_shares_that_fail_are_written_down_and_the_others_still_tried(program, t
     assert [point["share"] for point in found["points"]] == [0, 0.25]
     assert all("llama_library.py" in point["failed"] for point in found["points"])
     assert found["n_cores"] >= 1
+    assert found["host_gb_s_when_measured"] == 12.5
+
+
+def test_the_speed_of_memory_is_that_of_all_that_was_read(program, monkeypatch):
+    times = iter(range(100))
+    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    assert program.host_gb_s(2, 16_000_000) == pytest.approx(0.016)  # each pass takes a second
 
 
 def test_cores_that_others_keep_busy_are_told_and_ours_do_not_count(program, monkeypatch):

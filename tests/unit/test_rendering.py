@@ -370,7 +370,7 @@ HUGE = {
     "a turn": lambda: chat(("user", "what is the list " * 600_000), ("assistant", "no " * 50)),
     "an answer": lambda: chat(("user", "what"), ("assistant", "no list " * 1_250_000)),
     "turns": _many_turns,
-    "empty turns": lambda: chat(*((("user", "assistant")[i % 2], "") for i in range(400_000))),
+    "empty turns": lambda: chat(*((("user", "assistant")[i % 2], "") for i in range(100_000))),
     "arguments": lambda: tool_row(json.dumps({"file": "where is it " * 850_000})),
 }
 

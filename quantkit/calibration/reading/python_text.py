@@ -7,6 +7,7 @@ assigned to a split by a hash of its name, so the split is the same for every Py
 
 import ast
 import hashlib
+import os
 import sysconfig
 from collections import deque
 from collections.abc import Iterator
@@ -56,14 +57,20 @@ def topics(split: Split) -> Iterator[Document]:
 def module_files(split: Split, optional: bool = False) -> Iterator[tuple[str, Path]]:
     """Dotted names and files of the library's modules, sorted by name."""
     root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
+    left_out = SKIPPED if optional else SKIPPED | OPTIONAL | {"tests"}
+    for path in sorted(_python_files(root, left_out)):
         parts = path.relative_to(root).with_suffix("").parts
-        if SKIPPED & set(parts) or parts[0].startswith(("config-", "_sysconfigdata")):
-            continue
-        if not optional and (OPTIONAL & set(parts) or "tests" in parts):
+        if left_out & set(parts) or parts[0].startswith(("config-", "_sysconfigdata")):
             continue
         if split_of(f"module:{parts[0]}") == split:
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def _python_files(root: Path, left_out: frozenset[str]) -> Iterator[Path]:
+    """Without a look into folders that are left out: most files lie there."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in left_out]
+        yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
 def docstrings(split: Split) -> Iterator[Document]:
