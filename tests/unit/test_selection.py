@@ -71,6 +71,22 @@ def test_chosen_sets_beat_random_ones_in_every_figure(n_samples, packs):
         assert mine >= chance if name in BETTER_HIGH else mine < chance, name
 
 
+@pytest.mark.parametrize("n_samples", [200, 300, 400])
+def test_sets_that_take_most_of_their_pool_beat_random_ones_too(n_samples):
+    ours, theirs = compared(pool(3, shares=(1.0,)), Shape(n_samples, 128, packs=True))
+    assert ours.token_distance < 0.8 * theirs.token_distance
+    assert ours.cluster_distance < 0.8 * theirs.cluster_distance
+
+
+@pytest.mark.parametrize("n", [1, 3, 7, 59, 99, 100])
+def test_larger_stretches_lie_evenly_among_the_others(n):
+    sizes = np.array([len(part) for part in selection._stretches(np.arange(100), n)])
+    assert sizes.sum() == 100
+    assert len(sizes) == n
+    assert sizes.max() - sizes.min() <= 1
+    assert np.abs(np.cumsum(sizes) - np.arange(1, n + 1) * 100 / n).max() < 1
+
+
 @pytest.mark.parametrize("packs", [True, False], ids=["pack", "pad"])
 @pytest.mark.parametrize("shares", [(0.6, 0.4), (0.9, 0.1), (0.15, 0.85)])
 def test_sources_give_their_shares_of_tokens(shares, packs):

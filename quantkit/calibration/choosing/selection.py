@@ -80,7 +80,7 @@ def cover(candidates: Candidates, shape: Shape) -> Choice:
     for s, n in enumerate(wanted):
         mine = np.flatnonzero(candidates.source == s)
         order = mine[np.lexsort((candidates.lengths[mine], clusters[mine]))]
-        stretches += np.array_split(order, n) if n else []
+        stretches += _stretches(order, n)
     chosen = [_middle(candidates, stretch) for stretch in stretches]
     chosen = _exchange(candidates, stretches, chosen, shape.packs)
     rng = np.random.default_rng(candidates.seed)
@@ -199,6 +199,15 @@ def _n_pieces(candidates: Candidates, source: int, quota: int, shape: Shape) -> 
         return 0
     n = int(np.ceil(SPARE * quota * shape.length / mine.mean())) if shape.packs else quota
     return min(n, len(mine))
+
+
+def _stretches(order: np.ndarray, n: int) -> list[np.ndarray]:
+    """Parts of nearly one size. The larger ones lie evenly among the others: all at one end, as
+    numpy splits, they would leave the topics there with fewer samples than is their due.
+    """
+    if not n:
+        return []
+    return np.split(order, np.arange(1, n) * len(order) // n)
 
 
 def _middle(candidates: Candidates, stretch: np.ndarray) -> int:
