@@ -82,7 +82,7 @@ def command(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Check that checkpoints from any tool are complete and correct.
+    """Check that checkpoints from any tool are sound.
 
     Checks files against their hashes, tensors against the recipe or the config that declares them,
     and weights against the source. Exit code 1: something is wrong; 3: the check could not run.

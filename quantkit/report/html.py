@@ -224,13 +224,21 @@ def _verdicts(report: Document) -> list[str | Markup]:
 
 
 def _divergence_names(report: Document) -> dict[str, tuple[str, str]]:
+    """Title and small print of every column that shows how far predictions moved."""
     task = (report.headline or "").partition("/")[0]
     known = [metrics.of(name) for name in metrics.distances()]
     return {
-        f"{task}/{metric.name}": (metric.heading, "" if metric.is_share else metric.unit)
+        f"{task}/{metric.name}": (
+            _in_two(metric.heading) if metric.is_share else (metric.heading, metric.unit)
+        )
         for metric in known
         if any(f"{task}/{metric.name}" in entry.scores for entry in report.candidates)
     }
+
+
+def _in_two(heading: str) -> tuple[str, str]:
+    first, _, rest = heading.partition(" ")
+    return first, rest
 
 
 def _how(report: Document) -> list[str | Markup]:

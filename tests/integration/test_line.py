@@ -33,7 +33,7 @@ CLOSE = 1e-6 if platform.machine() in ("x86_64", "AMD64") else 5e-6
 """Of sums over other batches; elsewhere matrix products of other shapes differ by more."""
 
 
-FEW = {"python_docs": [0, 1, 11, 12], "python_quiz": list(range(12))}
+FEW = {"python_docs": [1, 6, 9, 12], "python_quiz": list(range(12))}
 """Short documents and few questions: they show nearly what all show, in a thirtieth of the time."""
 
 
@@ -49,7 +49,7 @@ def demo(samples, tmp_path_factory):
     out, whole = tmp_path_factory.mktemp("demo"), pipeline.run
 
     def short(source, recipes, asked, out, device, choice, run):
-        asked, choice = replace(asked, samples=samples), replace(choice, n_samples=8, length=128)
+        asked, choice = replace(asked, samples=samples), replace(choice, n_samples=8)
         return whole(source, recipes, asked, out, device, choice, run)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -314,7 +314,7 @@ def test_overrides_that_mean_nothing(overrides, error, reason):
 
 
 def test_a_name_that_is_no_file_type():
-    with pytest.raises(UnknownName, match="Did you mean Q4_K_M or Q4_K_S"):
+    with pytest.raises(UnknownName, match="Did you mean Q4_K_M, Q4_K_S"):
         choose("Q4_K", llama(), facts(), False)
 
 
