@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import READABLE
+from tiny import cut_demo
 
 from quantkit import grid, numbers
 from quantkit.methods import gptq, products, refine
@@ -154,12 +154,9 @@ def test_tune_is_an_option_of_recipes_that_have_a_gradient_stage():
 
 
 def test_a_tuned_block_is_no_worse_on_held_out_batches_and_comes_out_the_same_twice(
-    tiny_model, tmp_path, monkeypatch
+    tmp_path, monkeypatch
 ):
-    folder = tiny_model(**READABLE)
-    text = tmp_path / "text.txt"
-    lines = (f"block {i} rounds its {i % 7} weights to a number" for i in range(400))
-    text.write_text("\n".join(lines))
+    folder = cut_demo(tmp_path / "demo")  # random weights have little to learn
     errors = []
     plain = tuning._Lesson.held_out_error
 
@@ -177,11 +174,11 @@ def test_a_tuned_block_is_no_worse_on_held_out_batches_and_comes_out_the_same_tw
             ModelSource.open(str(folder)),
             [recipe],
             tmp_path / name,
-            calibration=CalibrationChoice(str(text), 16, 64),
+            calibration=CalibrationChoice("python-docs", 16, 64),
         )[0]
         for name in ("one", "two")
     ]
-    assert any(after < before for before, after in zip(errors[::2], errors[1::2], strict=True))
+    assert all(after < before for before, after in zip(errors[::2], errors[1::2], strict=True))
     one, two = (dict(checkpoint.state(torch.float32)) for checkpoint in made)
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert verify(made[0].folder).ok

@@ -50,12 +50,15 @@ def test_every_layer_is_accounted_for(together, name):
 
 
 def test_a_recipe_that_ruins_its_own_calibration_tokens_says_so(short_demo, tmp_path, monkeypatch):
-    notes = Notes()
-    recipes = [Recipe.load("gptq-w4a16"), Recipe.load("gptq-w2a16")]
-    monkeypatch.setattr(probe, "WORSE", 1.1)
-    quantize(short_demo, recipes, tmp_path, calibration=FEW, run=Run(progress=notes))
+    notes, fine = Notes(), Recipe.load("gptq-w4a16")
+    rows = fine.weights.model_copy(
+        update={"num_bits": 2, "strategy": "channel", "group_size": None}
+    )
+    coarse = fine.model_copy(update={"name": "coarse", "weights": rows, "options": {}})
+    monkeypatch.setattr(probe, "WORSE", 1.04)
+    quantize(short_demo, [fine, coarse], tmp_path, calibration=FEW, run=Run(progress=notes))
     (warning,) = [note for note in notes.notes if "perplexity" in note]
-    assert "gptq-w2a16" in warning
+    assert "coarse" in warning
 
 
 def test_a_changed_norm_is_found(together, tmp_path):
