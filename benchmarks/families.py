@@ -481,8 +481,10 @@ def own_loader(checkpoint: Checkpoint, copy: Path, kind: str) -> str:
     try:
         model, told = _by_transformers(checkpoint.folder, kind, torch.bfloat16)
     except Exception as error:  # another library's loader
-        if "automatic conversion" in str(error) and joins and is_int8(checkpoint):
-            return f"refuses: {ONLY_PACKED}"
+        if "automatic conversion" in str(error):
+            return f"refuses: {ONLY_PACKED if joins and is_int8(checkpoint) else NOT_JOINED}"
+        if "ignore_mismatched_sizes" in str(error):
+            return f"refuses: {NOT_JOINED}"
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         return f"refuses: {type(error).__name__}: {reason}"
     if made_up := sorted(told["missing_keys"]):
@@ -623,6 +625,7 @@ UNUSED = re.compile(r"\.(k_proj|v_proj|k_norm)\.")
 EXPERTS_LAST = re.compile(r"\bdown_proj|\boutput_linear|\bw2\b")
 """Experts' last layers, all of a block in one tensor."""
 ONLY_PACKED = "it joins experts in FP8 or packed, and not those in int8"
+NOT_JOINED = "it fails where it joins some of these weights as it loads them"
 SAME_WEIGHTS = "the same weights and logits"
 SAME = 2e-2
 """Of the spread of logits: transformers' experts and ours add up in another order."""
