@@ -235,7 +235,8 @@ def _note_untaught(streams: Sequence[Stream], plans: Sequence[Plan], progress: P
     """Name the recipes that would learn by gradients and cannot."""
     for stream in streams:
         for plan in (plans[i] for i in stream.indices):
-            if plan.recipe.follows_source and stream.source is None:
+            lacks = plan.recipe.follows_source and stream.source is None
+            if lacks and UNTAUGHT not in plan.notes:  # a pass that ran out of memory begins again
                 plan.notes.append(UNTAUGHT)
                 progress.note(f"{plan.recipe.name}: {UNTAUGHT}")
 
