@@ -15,6 +15,7 @@ import json
 import math
 import random
 import re
+import resource
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,8 @@ TOKEN_BYTES = 1024
 """Bytes of an answer per token of a request: far more than names and two numbers take."""
 NAN = "not JSON compliant"  # vLLM's message for log-probabilities that are NaN
 WRITTEN_AT_ONCE = 128  # answers; engines batch concurrent requests
-WRITTEN_BY_VLLM = 512  # it takes 1024; connections are files, of which a process often has no more
+WRITTEN_BY_VLLM = 1024  # as many as it has under way at once by default on a large GPU
+OTHER_FILES = 256  # that a process may have open besides its connections
 T = TypeVar("T")
 ABOVE_ZERO = 1e-3  # more than rounding can do to the logarithm of a probability
 
@@ -201,7 +203,8 @@ class Endpoint:
     ) -> None:
         """The same for generated texts, one prompt per request: the server batches them."""
         work = [partial(self._write, i, prompts[i], rules) for i in range(len(prompts))]
-        self._all(work, keep, WRITTEN_BY_VLLM if self.version() else WRITTEN_AT_ONCE)
+        most = WRITTEN_BY_VLLM if self.version() else WRITTEN_AT_ONCE
+        self._all(work, keep, connections(min(most, max(1, len(work)))))
 
     def _all(
         self, work: "Sequence[Callable[[], dict[int, T]]]", keep: "Callable[[int, T], None]", n: int
@@ -380,6 +383,21 @@ class Endpoint:
         self._stopped.set()
         for connection in list(self._open):
             connection.cut()
+
+
+def connections(wanted: int) -> int:
+    """How many of the connections wanted this process may open: each is a file, of which the usual
+    limit is 1,024, but which a process may raise by itself.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft = raised
+    return max(1, min(wanted, soft - OTHER_FILES))
 
 
 def written_text(answer: Any, max_new: int, engine: str, if_short: str) -> str:

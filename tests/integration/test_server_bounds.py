@@ -3,6 +3,8 @@
 import json
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -194,3 +196,16 @@ def test_addresses_without_passwords():
     assert http.without_password("http://a:b@c:1/v1") == "http://c:1/v1"
     assert http.without_password("http://c:1/v1") == "http://c:1/v1"
     assert http.without_password("ftp://a:b@[") == "ftp://["
+
+
+@pytest.mark.parametrize(("soft", "hard", "allowed"), [(300, 4096, 1024), (300, 600, 344)])
+def test_connections_are_as_many_as_the_process_may_open(soft, hard, allowed):
+    """The soft limit is raised to what is needed, at most to the hard one."""
+    code = (
+        "import resource\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "from quantkit.scoring.endpoint import connections\n"
+        "print(connections(1024), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [str(allowed), str(min(hard, 1024 + 256))]
