@@ -1,6 +1,7 @@
 """A whole model from disk to disk, as a user runs it, and where the seconds go.
 
     python benchmarks/whole_model.py [--shape 8b] [--caches cold,warm] [-r A,B -r C] [--out FILE]
+        [--kernels DIR]
 
 Weights are random and the text is made up: the work does not depend on them. Times the command
 itself, imports included, splits the wall clock by stages (stages.py), and takes memory from the
@@ -88,6 +89,7 @@ def main() -> None:
     parser.add_argument("--offload", default="auto")
     parser.add_argument("--device-limit", type=float, help="GB of device memory the run may take")
     parser.add_argument("-r", "--recipe", action="append", help="a run: recipes with commas")
+    parser.add_argument("--kernels", type=Path, help="a cache of compiled kernels to go on with")
     parser.add_argument("--folder", type=Path, help="where there is room; default: a temporary one")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -101,7 +103,7 @@ def main() -> None:
         make_text(text, 2 * args.samples * args.length)
         for recipes in runs:
             for caches in args.caches.split(","):
-                kernels = Path(scratch) / "kernels"
+                kernels = args.kernels or Path(scratch) / "kernels"
                 if caches == "cold":
                     shutil.rmtree(kernels, ignore_errors=True)
                     drop(model)
