@@ -11,6 +11,7 @@ from quantkit.onepass import probe
 from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.onepass.run import Run, quantize
 from quantkit.pipeline import finished_before
+from quantkit.progress import Callback
 from quantkit.recipe import Recipe
 from quantkit.verification.checkpoint import verify
 
@@ -22,10 +23,25 @@ NAMES = ["gptq-w4a16", "awq-w4a16", "int8-w8a8"]
 
 
 @pytest.fixture(scope="module")
-def together(short_demo, tmp_path_factory):
-    out = tmp_path_factory.mktemp("together")
-    made = quantize(short_demo, [Recipe.load(n) for n in NAMES], out, calibration=FEW)
+def updates():
+    """What the run of all recipes reported."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def together(short_demo, tmp_path_factory, updates):
+    out, run = tmp_path_factory.mktemp("together"), Run(Callback(updates.append))
+    made = quantize(short_demo, [Recipe.load(n) for n in NAMES], out, calibration=FEW, run=run)
     return {checkpoint.label: checkpoint for checkpoint in made}
+
+
+def test_progress_counts_the_blocks_that_the_plan_announces(together, updates):
+    """However many streams pass through each."""
+    (plan,) = [update.text for update in updates if update.text.startswith("plan: ")]
+    assert plan.startswith("plan: 2 blocks, 2 streams of 1,024 tokens; ")
+    counted = [update for update in updates if update.stage == "calibrate" and not update.text]
+    assert {(update.total, update.unit) for update in counted} == {(2, "blocks")}
+    assert [update.done for update in counted] == [0, 1, 2, 2]  # the end counts once more
 
 
 @pytest.mark.parametrize("name", NAMES)
