@@ -24,7 +24,7 @@ def end(found: "Sequence[Prediction]", as_json: bool) -> None:
     else:
         for one in found:
             _show(one, len(found) > 1)
-        typer.echo(f"verdict: {'; '.join(dict.fromkeys(one.verdict for one in found))}")
+        console.say(f"verdict: {'; '.join(dict.fromkeys(one.verdict for one in found))}")
     if wrong := [one for one in found if not one.ok]:
         n = sum(len(one.faults) for one in wrong)
         names = ", ".join(str(one.path) for one in wrong)
