@@ -346,13 +346,15 @@ def _calibrated(
                 "--engine, or give a set of texts"
             )
         return replace(job, calibration=found)
+    job = replace(job, calibration=found)
+    n_files = len(job.files_by_gram)
     cost = estimate(
         architecture,
         learners,
         found,
         job.device,
         ranks.size,
-        n_files=len(job.files_by_gram),
+        n_files=n_files if n_files or job.seeks_importance else None,
     )
     cost = replace(cost, n_local_ranks=ranks.local_size)
     cost = fitting(cost, job.device, run.offload)
@@ -367,7 +369,7 @@ def _calibrated(
     done = 0 if run.force else min(there, default=0)
     cost = replace(cost, seconds=cost.seconds * (1 - REPLAYED * done / cost.n_blocks))
     progress.note(_announce_cost(cost, on_host, job.device, disk_bytes))
-    return replace(job, calibration=found, cost=cost, on_host=on_host)
+    return replace(job, cost=cost, on_host=on_host)
 
 
 def load_tokens(
