@@ -27,8 +27,9 @@ class Advice:
         if choice.recipe is None:
             return choice.notes
         first = (
-            f"Mixed formats in {choice.budget.description}: {choice.bits:.2f} bits per weight, "
-            f"predicted KL {choice.allocation.cost:.3g} (`quantize --fit ... --mixed` makes it)."
+            f"Mixed formats in {choice.budget.description}: {choice.bits:.2f} bits per quantised "
+            f"weight, predicted KL {choice.allocation.cost:.3g} (`quantkit quantize --fit ... "
+            "--mixed` makes it)."
         )
         more = one_percent_more(choice)
         return [first, *([more] if more else []), *choice.notes]
