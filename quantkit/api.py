@@ -325,7 +325,7 @@ def recommend(
     report: "Report | Document | str | Path | None" = None,
     gpu_hour: float | None = None,
 ) -> "Recommendation":
-    """Recommend a format to serve a model in on a GPU: `.best`, `.reason` and all candidates.
+    """Recommend a format for serving a model on a GPU: `.best`, `.reason` and all candidates.
 
     A model is a folder, a hub id, a config.json or a size such as `70B`; with `report`, quality
     comes from its scores.

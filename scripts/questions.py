@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from quantkit.advise import words
-from quantkit.advise.candidates import Limits
 from quantkit.advise.offload import Host
+from quantkit.advise.question import Limits
 from quantkit.advise.recommendation import Recommendation
 from quantkit.hardware import gpus
 from quantkit.serving import device

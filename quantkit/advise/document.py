@@ -5,8 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from quantkit.advise import words
-from quantkit.advise.candidates import Candidate, Question
+from quantkit.advise.candidates import Candidate
 from quantkit.advise.comparison import ModelComparison
+from quantkit.advise.question import Question
 from quantkit.advise.recommendation import Recommendation
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.speed import Span, Speed

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from quantkit.advise import parallel
-from quantkit.advise.candidates import Measurements, Question
 from quantkit.advise.formats import Format
+from quantkit.advise.question import Measurements, Question
 from quantkit.advise.speed import Speed
 from quantkit.advise.split import Split
 from quantkit.errors import AdviceError

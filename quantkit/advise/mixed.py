@@ -27,8 +27,9 @@ class Advice:
         if choice.recipe is None:
             return choice.notes
         first = (
-            f"Mixed formats in {choice.budget.description}: {choice.bits:.2f} bits per weight, "
-            f"predicted KL {choice.allocation.cost:.3g} (`quantize --fit ... --mixed` makes it)."
+            f"Mixed formats in {choice.budget.description}: {choice.bits:.2f} bits per quantised "
+            f"weight, predicted KL {choice.allocation.cost:.3g} (`quantkit quantize --fit ... "
+            "--mixed` makes it)."
         )
         more = one_percent_more(choice)
         return [first, *([more] if more else []), *choice.notes]
@@ -65,14 +66,15 @@ def budget(
     fit = memory.fits(of_model, recipe, device, count, tokens, users)
     room = fit.usable_bytes - fit.overhead_bytes - users * fit.user_bytes - fit.shared_bytes
     where = f"{count} x {device.name}" if count > 1 else device.name
+    plural = "1 user" if users == 1 else f"{users} users"
     if room <= 0:
         raise HardwareError(
-            f"{where} has no room for weights: {users} users of {tokens} tokens take "
+            f"{where} has no room for weights: {plural} of {tokens} tokens take "
             f"{users * fit.user_bytes / memory.GIB:.1f} GiB and the engine "
             f"{fit.overhead_bytes / memory.GIB:.1f} GiB of {fit.usable_bytes / memory.GIB:.1f} GiB"
         )
     slug = device.name.lower().replace(" ", "-")
-    words = f"{room * count / memory.GIB:.2f} GiB on {where} (context {tokens}, {users} users)"
+    words = f"{room * count / memory.GIB:.2f} GiB on {where} (context {tokens}, {plural})"
     return Budget(
         size_bytes=room * count,
         words=words,

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from quantkit.advise.candidates import Candidate, Question, merit
+from quantkit.advise.candidates import Candidate, merit
+from quantkit.advise.question import Question
 
 TIE = 0.1
 """Estimates that differ by less than this count as equal; quality decides between them."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from quantkit.advise import shape, words
-from quantkit.advise.candidates import Catalogue, Question, considered
+from quantkit.advise.question import Catalogue, Question, considered
 from quantkit.advise.recommendation import recommend
 from quantkit.errors import AdviceError, HardwareError
 from quantkit.hardware import gpus

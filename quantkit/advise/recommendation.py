@@ -3,15 +3,8 @@
 from dataclasses import dataclass
 
 from quantkit.advise import remedies, words
-from quantkit.advise.candidates import (
-    OBJECTIVES,
-    Candidate,
-    Question,
-    judged,
-    rechosen,
-    served,
-    serving,
-)
+from quantkit.advise.candidates import Candidate, judged, rechosen, served, serving
+from quantkit.advise.question import OBJECTIVES, Question
 from quantkit.advise.ranking import ranking_of
 from quantkit.advise.remedies import Remedy
 from quantkit.hardware.gpus import GPU

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from quantkit.advise import offload, shape, sizes
 from quantkit.advise.candidates import (
     BOARDS,
-    NO_LIMITS,
     Candidate,
-    Catalogue,
-    Question,
     good_enough,
     may_fit,
     published_bytes,
     serving,
 )
+from quantkit.advise.question import NO_LIMITS, Catalogue, Question
 from quantkit.advise.ranking import ranking_of
 from quantkit.advise.split import ANY
 from quantkit.hardware import gpus

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from quantkit.advise import parallel
-from quantkit.advise.candidates import Candidate, Question, merit, utilisation
+from quantkit.advise.candidates import Candidate, merit
 from quantkit.advise.links import ASSUMED_PCIE
 from quantkit.advise.memory import Fit
 from quantkit.advise.offload import Offload
+from quantkit.advise.question import Question, utilisation
 from quantkit.advise.ranking import HANDICAP, TIE, kept_step
 from quantkit.advise.speed import Span
 from quantkit.advise.split import Split

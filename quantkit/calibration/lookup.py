@@ -7,6 +7,7 @@ from quantkit.calibration import spec
 from quantkit.calibration.reading.files import is_data
 from quantkit.calibration.spec import SetSpec
 from quantkit.errors import DataError
+from quantkit.nearby import similar, within
 
 FILE = "calibration.json"
 """The file that marks a folder as a finished set."""
@@ -19,8 +20,13 @@ def is_set(path: Path) -> bool:
 
 def require_set(path: Path) -> None:
     """Refuse a folder that does not hold a set."""
+    if not path.exists():
+        raise DataError(f"there is no folder {path}{similar(path)}")
     if not is_set(path):
-        raise DataError(f"{path} is not a calibration set: it has no {FILE}")
+        raise DataError(
+            f"{path} is not a calibration set: it has no {FILE}{within(path, FILE)}; `quantkit "
+            "calibrate build` makes one"
+        )
 
 
 def find(name: str) -> tuple[SetSpec, Path]:

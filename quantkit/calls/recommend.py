@@ -239,7 +239,7 @@ class Advising:
             raise UsageError("--sensitivity is for one model on one GPU")
 
     def _asked(self, gpus: "list[GPU]") -> "Query":
-        from quantkit.advise.candidates import Limits, check_objective
+        from quantkit.advise.question import Limits, check_objective
         from quantkit.advise.split import SplitConstraint
         from quantkit.engine.durations import seconds
         from quantkit.hardware import prices

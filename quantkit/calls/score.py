@@ -112,7 +112,7 @@ class Scoring:
             with self.models.opened() as (found, original):
                 targets = paired(found, original)
                 refuse_same_names(targets)
-                refuse_incomplete(targets)
+                refuse_damaged(targets)
                 with holding:
                     return Scored(self._evaluate(targets, progress), before)
 
@@ -171,7 +171,7 @@ class Comparison:
             names = [str(name) for name in self.models.models]
             targets = comparable(find_all(names, self.models.revision, trusting, original), given)
             refuse_same_names(targets)
-            refuse_incomplete(targets)
+            refuse_damaged(targets)
             scores = self.out / "scores"
             with output_folder(self.out):
                 report = Report.of(
@@ -260,15 +260,21 @@ def _vllm(asked: ScoreOptions, trust_remote_code: bool = False) -> "Program":
     return Program.find("vllm", python, arguments=flags)
 
 
-def refuse_incomplete(targets: "Sequence[ModelSource | Checkpoint]") -> None:
-    """Notice a missing or truncated file before the first model is scored; hashes are compared when
-    a checkpoint's turn comes.
+def refuse_damaged(targets: "Sequence[ModelSource | Checkpoint]") -> None:
+    """Notice a missing, truncated or changed file before the first model is scored.
+
+    Every checkpoint's hashes are compared when its turn comes; here only those of files that are
+    newer than their manifest, since reading all weights takes a while.
     """
     from quantkit.export.checkpoint import Checkpoint
+    from quantkit.scoring.harness import require_sound
 
-    for target in targets:
-        if isinstance(target, Checkpoint):
-            target.manifest.require_whole(target.folder)
+    checkpoints = [target for target in targets if isinstance(target, Checkpoint)]
+    for one in checkpoints:
+        one.manifest.require_whole(one.folder)
+    for one in checkpoints if len(targets) > 1 else []:
+        if one.manifest.is_older(one.folder):
+            require_sound(one)
 
 
 def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:

@@ -127,7 +127,7 @@ def command(
         typer.Option(min=1, metavar="SECONDS", help="Time limit for an engine to become ready."),
     ] = 900.0,
     seed: Annotated[
-        int, typer.Option(metavar="N", help="Random seed of prompts and arrivals.")
+        int, typer.Option(metavar="N", help="Random seed for prompts and arrivals.")
     ] = 0,
     out: Annotated[
         Path | None,

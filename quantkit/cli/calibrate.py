@@ -97,7 +97,7 @@ def build(
         bool, typer.Option("--skip-bad", help="Skip and count unusable rows instead of stopping.")
     ] = False,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", help="Random seed of the choice.")
+        int | None, typer.Option(metavar="N", help="Random seed for choosing samples.")
     ] = None,
     revision: Revision = None,
     force: Force = False,

@@ -39,7 +39,7 @@ def command(
     repair: Annotated[
         bool,
         typer.Option(
-            "--repair", help="Repair a checkpoint from another tool; its format stays the same."
+            "--repair", help="Repair a checkpoint from another tool; --to names its own format."
         ),
     ] = False,
     allow_rounding: Annotated[
@@ -57,8 +57,9 @@ def command(
     The values stay the same; if the other format cannot hold them, quantkit explains why. --to
     bf16, f16 or f32 dequantises a GGUF file or a quantised folder into a plain Hugging Face folder.
     --repair fixes mechanical faults in a copy: names in `ignore`, unknown and missing keys, padded
-    integers, missing weight_shape, stray tensors, differing global scales of fused layers, experts
-    in one tensor (gpt-oss's mxfp4: one by one). repaired.json lists every change.
+    integers, missing weight_shape, stray tensors, differing global scales of fused layers, and
+    experts fused into one tensor (or, for gpt-oss in MXFP4, stored one by one). repaired.json lists
+    every change.
     """
     from quantkit.calls.convert import Conversion, Dequantization, Repair
     from quantkit.cli import start

@@ -13,7 +13,9 @@ def command(
     policy: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Policy in YAML; default: the shipped one, with limits by bits."
+            metavar="FILE",
+            help="Policy in YAML; default: the shipped one, whose limits depend on "
+            "model size and bits.",
         ),
     ] = None,
     against: Annotated[

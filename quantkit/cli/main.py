@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from quantkit import __version__, launch, threads
-from quantkit.cli.wrapping import fitted
+from quantkit.cli.wrapping import fitted, keep_hyphens
 from quantkit.device import out_of_memory
 from quantkit.errors import (
     EXIT_BUG,
@@ -139,7 +139,8 @@ def _answered(given: list[str]) -> int:
     try:
         with _spare_memory():
             app = build_app(given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS)
-            result = app(given, standalone_mode=False, prog_name="quantkit")
+            command = keep_hyphens(typer.main.get_command(app))
+            result = command(given, standalone_mode=False, prog_name="quantkit")
         if result == EXIT_INTERRUPTED:  # Typer's own exit on Ctrl-C
             return _interrupted("finished work is kept; run the same command again to resume")
         return result if isinstance(result, int) else 0

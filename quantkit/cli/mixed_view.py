@@ -14,7 +14,7 @@ def show_curve(table: "Table") -> None:
 
     cost = "predicted KL" if table.is_weighted else "relative error"
     rows = [[f"{table.bits_of(one.choice):.2f}", f"{one.cost:.3g}"] for one in curve(table, 12)]
-    console.print_table(["bits per weight", cost], rows)
+    console.print_table(["bits per quantised weight", cost], rows)
 
 
 def show_choice(choice: "Choice") -> None:

@@ -77,7 +77,9 @@ Bits = Annotated[
 Size = Annotated[
     str | None,
     typer.Option(
-        "--size", metavar="SIZE", help="Choose formats layer by layer for files such as 9GiB."
+        "--size",
+        metavar="SIZE",
+        help="Choose formats layer by layer for a total size such as 9GiB.",
     ),
 ]
 Mixed = Annotated[bool, typer.Option("--mixed", help="With --fit: choose formats layer by layer.")]
@@ -170,7 +172,8 @@ Tasks = Annotated[
     str | None,
     typer.Option(
         metavar="A,B",
-        help="lm-eval tasks, folders with your own tasks, or damage; default: wikitext,mmlu.",
+        help="lm-eval tasks, folders with your own tasks, or a suite such as damage; default: "
+        "wikitext,mmlu.",
     ),
 ]
 Limit = Annotated[
@@ -195,13 +198,13 @@ Source = Annotated[
 ]
 Server = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="A running server of the model, for example vLLM's."),
+    typer.Option(metavar="URL", help="Use a running server of the model, for example vLLM's."),
 ]
 VllmPython = Annotated[
     Path | None, typer.Option(metavar="PATH", help="Python interpreter of vLLM's environment.")
 ]
 EngineArgs = Annotated[
-    str, typer.Option(metavar="TEXT", help="More engine flags, passed through unchanged.")
+    str, typer.Option(metavar="TEXT", help="Extra engine flags, passed through unchanged.")
 ]
 Checkpoints = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Checkpoint folders, GGUF files or hub ids.")

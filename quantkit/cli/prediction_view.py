@@ -24,7 +24,7 @@ def end(found: "Sequence[Prediction]", as_json: bool) -> None:
     else:
         for one in found:
             _show(one, len(found) > 1)
-        typer.echo(f"verdict: {'; '.join(dict.fromkeys(one.verdict for one in found))}")
+        console.say(f"verdict: {'; '.join(dict.fromkeys(one.verdict for one in found))}")
     if wrong := [one for one in found if not one.ok]:
         n = sum(len(one.faults) for one in wrong)
         names = ", ".join(str(one.path) for one in wrong)
@@ -45,7 +45,9 @@ def _show(found: "Prediction", many: bool) -> None:
         key = (choice.kernel or "no kernel", choice.scheme.tag)
         kernels.setdefault(key, []).append(choice.layer)
     for (kernel, tag), layers in kernels.items():
-        console.say(f"kernel    {kernel}: {_layers(len(layers))} of {tag}", hang=10)
+        # vLLM loads q, k and v as one layer, so these are fewer than a checkpoint's own.
+        fused = f"{_layers(len(layers))} (as vLLM fuses them)"
+        console.say(f"kernel    {kernel}: {fused} of {tag}", hang=10)
     if not found.kernels:
         for tag, n in found.schemes.items():
             console.say(f"scheme    {tag}: {_layers(n)}", hang=10)

@@ -41,8 +41,8 @@ def _show_choice(choice: "Choice", checkpoints: "list[Checkpoint]", as_json: boo
         return
     mixed_view.show_choice(choice)
     console.say(
-        f"{choice.bits:.3f} bits per weight, predicted KL {choice.allocation.cost:.3g}, at most "
-        f"{choice.allocation.gap:.1%} from the optimum."
+        f"{choice.bits:.3f} bits per quantised weight, predicted KL {choice.allocation.cost:.3g}, "
+        f"at most {choice.allocation.gap:.1%} from the optimum."
     )
     if more := one_percent_more(choice):
         console.say(more)

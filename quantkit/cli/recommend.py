@@ -199,7 +199,7 @@ def command(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Recommend a format to serve a model in on a GPU. Exits with 1 if none fits."""
+    """Recommend a format for serving a model on a GPU. Exits with 1 if none fits."""
     from quantkit.calls import recommend as calls
     from quantkit.calls.serve import Additions, Files
     from quantkit.cli import recommend_view, serving_view, start

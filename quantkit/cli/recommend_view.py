@@ -71,10 +71,10 @@ def show_one(answers: "Answers") -> None:
         headings += ["per 1M"] if serving[0].cost is not None else []
         _print_table(headings, [_row(c, more) for c in serving])
         each = _each(serving)
-        typer.echo(_legend(serving))
+        console.say(_legend(serving))
         if more:
             names = ", ".join(SHORT[name] for name in more)
-            typer.echo(f"{names}: GiB{each}, in addition to the weights.")
+            console.say(f"{names}: GiB{each}, in addition to the weights.")
     if rest := _rest(found.candidates):
         console.print_lines("Left out", rest)
     console.print_lines("Assumed", [("-", note) for note in (*found.notes, *answers.notes)])
@@ -211,7 +211,7 @@ def show_models(answers: "Answers") -> None:
         )
         rows = [[label, *_row(one)] for label, one in chosen.items()]
         _print_table(["model", *HEADINGS], rows, words=(0, 1))
-        typer.echo(_legend(list(chosen.values())))
+        console.say(_legend(list(chosen.values())))
     else:
         console.say(f"{heading}: no format fits for any of them")
     across = answers.across if chosen else None

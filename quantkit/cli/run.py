@@ -50,7 +50,7 @@ def command(
 ) -> None:
     """Quantise, verify, score and report in one go.
 
-    Resumes what an earlier run in the same folder has finished.
+    Resumes an unfinished run in the same folder.
     """
     from quantkit.calls.data import Data
     from quantkit.calls.run import Line

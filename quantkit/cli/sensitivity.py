@@ -83,4 +83,5 @@ def _show(table: "Table", out: Path, as_json: bool) -> None:
         f"{len(table.units)} units (layers that share a format) in {len(table.formats)} formats"
     )
     console.say(f"measured {measured}; see {out}/sensitivity.html")
-    console.say(f"quantize --bits BITS --sensitivity {out} chooses formats by this table")
+    command = f"`quantkit quantize MODEL --bits N --sensitivity {out}`"
+    console.say(f"{command} chooses formats by this table")

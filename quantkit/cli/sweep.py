@@ -9,7 +9,7 @@ from quantkit.cli.options import AsJson, DryRun, Quiet, Verbose, one_of
 from quantkit.errors import EXIT_ERROR, SweepError
 
 app = typer.Typer(
-    help="Quantise and compare many models, recipes and sets.",
+    help="Compare many models, recipes and calibration sets.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -88,7 +88,7 @@ def command(
     and weights against the source. Exit code 1: something is wrong; 3: the check could not run.
     --backend vllm also loads each checkpoint in the engine, generates, and compares its
     log-probabilities with ours; verified.json in the checkpoint keeps the result. --for predicts
-    what an engine will do in seconds, from its own rules, without starting it.
+    from an engine's own rules what it will do: in seconds, without starting it.
     """
     from quantkit.calls import verify as calls
     from quantkit.cli import prediction_view, start, verify_view

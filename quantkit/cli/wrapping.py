@@ -2,13 +2,15 @@
 
 What a user may want to copy is kept in one piece where possible: a path or an option is one word,
 `text between backquotes` is too, and a line that is a command is left alone, since a terminal that
-wraps a long line itself joins it again when it is copied.
+wraps a long line itself joins it again when it is copied. Help texts keep options and names whole,
+too.
 """
 
 import os
 import re
 import textwrap
-from typing import IO
+from collections.abc import Iterable
+from typing import IO, Any
 
 HANG = 2
 """Indent of a sentence's continuation lines."""
@@ -68,3 +70,30 @@ def _line(line: str, columns: int, hang: int) -> str:
         break_on_hyphens=False,
     )
     return "\n".join(parts).replace(GLUE, " ")
+
+
+def keep_hyphens(command: Any) -> Any:
+    """A command whose help, and that of its subcommands, never breaks a line after a hyphen.
+
+    Typer's formatter would part `--min-quality`, and takes no option against it.
+    """
+    context = command.context_class
+    formatter = type("Formatter", (_Whole, context.formatter_class), {})
+    command.context_class = type("Context", (context,), {"formatter_class": formatter})
+    for child in getattr(command, "commands", {}).values():
+        keep_hyphens(child)
+    return command
+
+
+class _Whole:
+    """What a help formatter does otherwise: hyphens are out of sight while it wraps."""
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", GLUE))  # type: ignore[misc]
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], *args: Any, **kwargs: Any) -> None:
+        glued = [(name, text.replace("-", GLUE)) for name, text in rows]
+        super().write_dl(glued, *args, **kwargs)  # type: ignore[misc]
+
+    def write(self, string: str) -> None:
+        super().write(string.replace(GLUE, "-"))  # type: ignore[misc]

@@ -174,6 +174,14 @@ class Manifest(Record):
                 "or making it again repairs it"
             )
 
+    def is_older(self, folder: Path) -> bool:
+        """Whether a file was written after the manifest, which is the last of a checkpoint.
+
+        Copies may have such times, too: only hashes can tell whether contents changed.
+        """
+        written = (folder / FILE).stat().st_mtime_ns
+        return any((folder / name).stat().st_mtime_ns > written for name in self.files)
+
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
         """The manifest of a checkpoint folder."""

@@ -61,7 +61,7 @@ class Budget:
         if self.words:
             return self.words
         if self.bits is not None:
-            return f"{self.bits:g} bits per weight"
+            return f"{self.bits:g} bits per quantised weight"
         assert self.size_bytes is not None
         return gib(self.size_bytes)
 
@@ -170,7 +170,8 @@ def _chosen(table: Table, budget: Budget, target: Target) -> Choice:
 def _summary(table: Table, found: Allocation) -> str:
     used = {table.formats[place] for place in found.choice}
     named = ", ".join(name for name in table.formats if name in used)
-    return f"{table.bits_of(found.choice):.2f} bits per weight, chosen layer by layer from {named}"
+    bits = table.bits_of(found.choice)
+    return f"{bits:.2f} bits per quantised weight, chosen layer by layer from {named}"
 
 
 def _too_small(table: Table, budget: Budget, target: Target, smallest: int) -> HardwareError:
@@ -182,7 +183,7 @@ def _too_small(table: Table, budget: Budget, target: Target, smallest: int) -> H
     listed = ", ".join(table.formats[:-1])
     return HardwareError(
         f"{budget.description} are not enough for {table.model} in {listed}: the smallest that "
-        f"works is {bits:.3f} bits per weight, {gib(size)} ({size} bytes) of files"
+        f"works is {bits:.3f} bits per quantised weight, {gib(size)} ({size} bytes) of files"
     )
 
 
@@ -197,9 +198,10 @@ def one_percent_more(choice: Choice) -> str:
     more = solve(table.costs(), table.sizes(), now.size_bytes + whole // 100)
     if not more.cost < now.cost:
         return ""
+    room = gib(whole / 100) if whole >= 100 << 20 else f"{whole / 100 / 1024:.0f} KiB"
     return (
-        f"1% more room ({gib(whole / 100)}) would buy {1 - more.cost / now.cost:.1%} less "
-        f"predicted KL, at {table.bits_of(more.choice):.2f} bits per weight."
+        f"1% more room ({room}) would buy {1 - more.cost / now.cost:.1%} less predicted KL, at "
+        f"{table.bits_of(more.choice):.2f} bits per quantised weight."
     )
 
 
@@ -212,7 +214,7 @@ def comments(choice: Choice) -> list[str]:
     lines = [
         f"Chosen for {choice.budget.description} from the table of {table.model}, calibrated on "
         f"{table.calibration}:",
-        f"{choice.bits:.3f} bits per weight, {cost} {found.cost:.3g}"
+        f"{choice.bits:.3f} bits per quantised weight, {cost} {found.cost:.3g}"
         + (" nats per token" if weighted else "")
         + f", at most {found.gap:.1%} from the optimum.",
         "Weights by format: "

@@ -87,9 +87,9 @@ def _curve(found: Table, chosen: Allocation | None, cost: str) -> Markup:
         bits = found.bits_of(chosen.choice)
         points.append(Point("chosen", bits, chosen.cost, group="chosen"))
     return scatter(
-        f"{cost} against bits per weight",
+        f"{cost} against bits per quantised weight",
         points,
-        Axis("Bits per weight", digits=2),
+        Axis("Bits per quantised weight", digits=2),
         Axis(cost, log=True),
         front="best choice of formats",
         note="Bits as files have them, scales included. 16 bits cost nothing, and are not shown.",

@@ -103,7 +103,7 @@ def _job(
     source: ModelSource, target: Path, device: str, calibration: CalibrationChoice, run: Run
 ) -> Job:
     """A job that gathers statistics and writes nothing."""
-    quiet = replace(run, force=True, imatrix=None, beside={})
+    quiet = replace(run, force=True, imatrix=None, beside={}, writes=False)
     recipe = sensitivity.statistics_recipe()
     return prepare(source, [recipe], target.parent, device, calibration, quiet)
 
@@ -173,7 +173,7 @@ def summary(choice: Choice) -> str:
     """One line on what was chosen."""
     shares = ", ".join(f"{name} {n}" for name, n in unit_counts(choice).items())
     return (
-        f"{choice.budget.label}: {choice.bits:.2f} bits per weight, predicted KL "
+        f"{choice.budget.label}: {choice.bits:.2f} bits per quantised weight, predicted KL "
         f"{choice.allocation.cost:.3g}; units: {shares}"
     )
 

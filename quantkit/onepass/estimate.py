@@ -99,9 +99,10 @@ def estimate(
     device: torch.device,
     n_ranks: int = 1,
     speeds: tuple[float, float] | None = None,
-    n_files: int = 0,
+    n_files: int | None = None,
 ) -> Estimate:
-    """The cost of the pass that these calibrated recipes need, and `n_files` GGUF files by GPTQ.
+    """The cost of the pass that these calibrated recipes need, and GGUF files that learn from it:
+    `n_files` by GPTQ, any others by importance; None: there are none.
 
     `speeds` are those of a device that is not present: operations per second of a large product in
     the compute dtype, and in float32.
@@ -120,9 +121,7 @@ def estimate(
     wide = max(columns for _, columns in block.values())
     bytes_each = 2 if device.type == "cuda" else 4
     own = [plan for plan in plans if plan.recipe.propagates]
-    shared = (
-        len(own) < len(plans) or not plans or n_files > 0
-    )  # without a recipe, importance is gathered
+    shared = len(own) < len(plans) or not plans or n_files is not None
     n_streams = len(own) + shared
     following = sum(plan.recipe.follows_source for plan in own)  # the source's states are kept too
     squares = n_streams if n_ranks > 1 else 1
@@ -153,7 +152,7 @@ def estimate(
     )
     costs = [solving_cost(plan.recipe, *group) for plan in plans for group in groups]
     by_gptq = methods.find("gptq")
-    costs += [by_gptq.cost(*group) for _ in range(n_files) for group in groups]
+    costs += [by_gptq.cost(*group) for _ in range(n_files or 0) for group in groups]
     most = _longest_share(costs, n_ranks)
     products, solves = most.fast, most.slow
     forwards: float = n_streams + len(own) + following

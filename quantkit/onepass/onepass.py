@@ -169,7 +169,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     followed = probe.Probe()
     done = ranks.share([journal.n_done for journal in journals])
     status = Status(progress, calibration.n_tokens, device)
-    progress.start("calibrate", len(decoder.blocks) * len(streams), "blocks")
+    progress.start("calibrate", len(decoder.blocks), "blocks")
     visits: list[Visit] = []
     with Delivery() as delivery:
         if ranks.is_first:
@@ -195,7 +195,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
                     if ranks.is_first:
                         finished = FinishedBlock(index, decoder, state, plans[i], result)
                         delivery.submit(partial(finished.deliver, writers[i], journals[i], status))
-                progress.advance(len(some))
+            progress.advance(1)
     progress.finish()
     if importance is not None:
         importance.add_up(ranks, device)

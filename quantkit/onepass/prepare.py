@@ -84,6 +84,8 @@ class Run:
     """The processes that share it."""
     beside: Mapping[str, str] = field(default_factory=dict)
     """Texts to write next to the weights, by file name."""
+    writes: bool = True
+    """Whether it makes checkpoints; otherwise it gathers statistics alone."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,7 @@ def prepare(
     for file in gguf_plans:
         if file.recipe.needs_calibration and not by_gram.chosen(file):
             file.notes.append("no layer is stored as a K-quant, so GPTQ has nothing to choose")
-    every: list[Plan | GGUFPlan] = [*plans, *gguf_plans]
+    every: list[Plan | GGUFPlan] = [*plans, *gguf_plans] if run.writes else []
     for plan in every:
         progress.note(announce(plan, len(architecture.linears) + len(architecture.routers)))
     # Blocks that the pass has finished stay beside a file until it is complete.
@@ -346,13 +348,15 @@ def _calibrated(
                 "--engine, or give a set of texts"
             )
         return replace(job, calibration=found)
+    job = replace(job, calibration=found)
+    n_files = len(job.files_by_gram)
     cost = estimate(
         architecture,
         learners,
         found,
         job.device,
         ranks.size,
-        n_files=len(job.files_by_gram),
+        n_files=n_files if n_files or job.seeks_importance else None,
     )
     cost = replace(cost, n_local_ranks=ranks.local_size)
     cost = fitting(cost, job.device, run.offload)
@@ -367,7 +371,7 @@ def _calibrated(
     done = 0 if run.force else min(there, default=0)
     cost = replace(cost, seconds=cost.seconds * (1 - REPLAYED * done / cost.n_blocks))
     progress.note(_announce_cost(cost, on_host, job.device, disk_bytes))
-    return replace(job, calibration=found, cost=cost, on_host=on_host)
+    return replace(job, cost=cost, on_host=on_host)
 
 
 def load_tokens(
@@ -446,8 +450,8 @@ def _announce_cost(cost: Estimate, on_host: bool, device: torch.device, disk_byt
     moved = " (hidden states on the host)" if on_host else ""
     streams = "1 stream" if cost.n_streams == 1 else f"{cost.n_streams} streams"
     each = f" on each of {cost.n_ranks} ranks" if cost.n_ranks > 1 else ""
+    disk = f", {gib(disk_bytes)} of disk" if disk_bytes else ""
     return (
         f"plan: {cost.n_blocks} blocks, {streams} of {cost.n_tokens:,} tokens; "
-        f"about {where}{gib(host)} of host memory{moved}{each}, {gib(disk_bytes)} of disk, "
-        f"{duration(cost.seconds)}"
+        f"about {where}{gib(host)} of host memory{moved}{each}{disk}, {duration(cost.seconds)}"
     )

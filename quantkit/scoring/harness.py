@@ -62,7 +62,7 @@ def evaluate(
             "transformers; leave out --server and --backend, or give the rows a judge"
         )
     if isinstance(target, Checkpoint):
-        _require_sound(target)
+        require_sound(target)
     with lmeval.quiet():
         loaded = tasks_of(target, asked, trust_remote_code)
         folder = asked.cache or cache.default_folder()
@@ -143,7 +143,7 @@ def _documents(outcomes: Sequence[answers.Outcome]) -> dict[str, str]:
     }
 
 
-def _require_sound(checkpoint: Checkpoint) -> None:
+def require_sound(checkpoint: Checkpoint) -> None:
     """Require that its files match its manifest, by which scores and answers are cached."""
     from quantkit.verification.checkpoint import file_faults
 

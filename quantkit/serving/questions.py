@@ -13,18 +13,11 @@ from quantkit.advise import (
     shape,
     speculation,
 )
-from quantkit.advise.candidates import (
-    MIN_QUALITY,
-    NO_LIMITS,
-    Catalogue,
-    Limits,
-    Question,
-    considered,
-)
 from quantkit.advise.comparison import ModelComparison
 from quantkit.advise.formats import Format
 from quantkit.advise.memory import Extras
 from quantkit.advise.offload import Host
+from quantkit.advise.question import MIN_QUALITY, NO_LIMITS, Catalogue, Limits, Question, considered
 from quantkit.advise.recommendation import Recommendation, recommend
 from quantkit.advise.shape import ModelShape
 from quantkit.advise.speculation import Speculation

@@ -68,9 +68,9 @@ def measured_in_short() -> str:
             source("vllm-proof-h200"),
         ],
         [
-            f"tokens of the KV cache, {count(len(caches))} settings",
-            f"{estimates.cache_gap(caches)} fewer computed",
-            "than vLLM has",
+            f"predicted KV cache capacity, {count(len(caches))} settings",
+            f"{estimates.cache_gap(caches)} fewer tokens",
+            "than vLLM reports",
             source("kv_capacity-h200"),
         ],
     ]

@@ -79,8 +79,8 @@ def test_what_is_not_there_could_not_be_done(run_cli, arguments):
 def test_options_offer_what_there_is():
     import typer
 
-    from quantkit.advise.candidates import OBJECTIVES
     from quantkit.advise.profiles import PROFILES
+    from quantkit.advise.question import OBJECTIVES
     from quantkit.bench.arguments import ARRIVALS
     from quantkit.cli.main import app
     from quantkit.engine.vllm_job import LEVELS

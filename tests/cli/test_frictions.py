@@ -1,6 +1,7 @@
 """What newcomers stumbled over: each is one sentence that names the thing and what to do."""
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from gate_reports import report as made_report
 
 from quantkit.cli.main import build_app
+from quantkit.errors import ScoreError
+from quantkit.scoring import harness
 
 
 def damaged(folder: Path, tmp_path: Path) -> Path:
@@ -57,6 +60,33 @@ def test_a_damaged_checkpoint_is_noticed_before_its_source_is_scored(
     assert f"{folder} is damaged: model.safetensors has" in one_error(result)
     assert "score demo" not in result.stderr
     assert list(tmp_path.glob("scores/**/*.json")) == []
+
+
+def test_weights_that_changed_are_noticed_before_another_model_is_scored(
+    run_cli, demo_made, tmp_path, monkeypatch
+):
+    """Of the same size: only their time and their hash differ."""
+    folder = shutil.copytree(demo_made / "fp8-dynamic", tmp_path / "changed")
+    monkeypatch.setattr(harness, "evaluate", lambda *_: pytest.fail("a model was scored"))
+    with (folder / "model.safetensors").open("rb+") as weights:
+        weights.seek(-1, os.SEEK_END)
+        last = weights.read(1)
+        weights.seek(-1, os.SEEK_END)
+        weights.write(bytes([last[0] ^ 1]))
+    message = one_error(run_cli(["score", "demo", folder, "--tasks", "python_docs"]))
+    assert "model.safetensors was changed after it was written" in message
+
+
+def test_a_copy_with_other_times_is_scored(run_cli, demo_made, tmp_path, monkeypatch):
+    folder = shutil.copytree(demo_made / "fp8-dynamic", tmp_path / "copied")
+    os.utime(folder / "model.safetensors")
+
+    def evaluate(target, *_):
+        raise ScoreError(f"{target.label} is scored")
+
+    monkeypatch.setattr(harness, "evaluate", evaluate)
+    message = one_error(run_cli(["score", "demo", folder, "--tasks", "python_docs"]))
+    assert message == "quantkit: demo is scored"
 
 
 @pytest.mark.parametrize("command", [["serve", "--dry-run", "--gpu", "L4"], ["card"]])

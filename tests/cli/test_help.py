@@ -42,6 +42,15 @@ def test_no_description_of_a_command_is_cut(run_cli, group, monkeypatch):
     assert "..." not in listed
 
 
+@pytest.mark.parametrize("columns", [54, 61, 72, 80])
+def test_no_help_breaks_an_option_or_a_name_at_a_hyphen(run_cli, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for command in [[], *([name] for name in COMMANDS), ["calibrate", "build"], ["sweep", "run"]]:
+        lines = run_cli([*command, "--help"]).stdout.splitlines()
+        assert len(lines) > 5
+        assert [line for line in lines if line.endswith("-")] == []
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["quantize", "--help"]])
 def test_help_loads_nothing_heavy(arguments):
     assert loaded_by(arguments) == (0, [])

@@ -55,6 +55,20 @@ def test_an_error_fits_the_terminal_and_hangs_in(columns):
     assert max(map(len, [first, *more])) <= columns
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
+@pytest.mark.parametrize("columns", [64, 80])
+def test_sentences_fit_the_terminal_and_options_stay_whole(run_cli, columns):
+    command = ["recommend", "70B", "--gpu", "L4", "--count", "2", "--host-memory", "64GB"]
+    code, shown = on_terminal(command, columns)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", shown).replace("\r", "").split("\n")
+    assert code == 0
+    assert [line for line in lines if len(line) > columns and "quantkit quantize" not in line] == []
+    unwrapped, option = run_cli(command).stdout, re.compile(r"(?<!\S)\(?--[a-z-]+\S*")
+    options = option.findall(unwrapped)
+    assert len(options) > 10
+    assert sorted(option.findall("\n".join(lines))) == sorted(options)
+
+
 @pytest.mark.parametrize("name", ["awq-gptq-w4a16", "gptq-w4a16", "a-name-of-18-letters"])
 @pytest.mark.parametrize("metric", ["perplexity", "python_docs/perplexity", "acc_norm (earlier)"])
 def test_a_table_is_no_wider_than_the_terminal(monkeypatch, name, metric):

@@ -1,7 +1,7 @@
 """What a token costs, from real folders: experts told from the rest, and answers for them."""
 
 from quantkit.advise import formats, shape, work
-from quantkit.advise.candidates import Catalogue, Question
+from quantkit.advise.question import Catalogue, Question
 from quantkit.advise.recommendation import recommend
 from quantkit.hardware import gpus
 from quantkit.recipe import load

@@ -251,7 +251,17 @@ def test_inspecting_what_is_no_set(run_cli, tmp_path):
     result = run_cli(["calibrate", "inspect", tmp_path])
     assert result.code == 3
     assert result.stderr == (
-        f"quantkit: {tmp_path} is not a calibration set: it has no calibration.json\n"
+        f"quantkit: {tmp_path} is not a calibration set: it has no calibration.json; "
+        "`quantkit calibrate build` makes one\n"
+    )
+
+
+def test_inspecting_a_folder_that_is_not_there(run_cli, tmp_path):
+    (tmp_path / "sets").mkdir()
+    result = run_cli(["calibrate", "inspect", tmp_path / "set"])
+    assert result.code == 3
+    assert result.stderr == (
+        f"quantkit: there is no folder {tmp_path}/set. Did you mean {tmp_path}/sets?\n"
     )
 
 

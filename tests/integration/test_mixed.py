@@ -1,10 +1,12 @@
 """From a table of candidates to a checkpoint of mixed formats, on a small random model."""
 
 import json
+import re
 import shutil
 
 import pytest
 import torch
+from notes import Notes
 from tiny import READABLE, save_llama
 
 import quantkit
@@ -198,7 +200,7 @@ def test_one_percent_more_is_worth_what_the_next_choice_says(made):
     now = choose(source, MixedOptions(Budget(bits=5)), known)
     more = choose(source, MixedOptions(Budget(bits=5.05)), known)
     told = one_percent_more(now)
-    assert told.startswith("1% more room")
+    assert re.match(r"1% more room \(\d+ KiB\) would buy", told)
     share = float(told.split("buy ")[1].split("%")[0])
     assert share == pytest.approx(100 * (1 - more.allocation.cost / now.allocation.cost), abs=0.5)
 
@@ -231,8 +233,12 @@ def test_a_stopped_table_goes_on_from_its_journal(made, text, tmp_path, monkeypa
     monkeypatch.setattr(
         sensitivity.Watch, "see", lambda self, v, f: (counted.append(v.index), see(self, v, f))
     )
-    table = write_table(source, tmp_path / "t", "cpu", text, Run())
+    notes = Notes()
+    table = write_table(source, tmp_path / "t", "cpu", text, Run(notes))
     assert counted == [1]
+    (plan,) = [note for note in notes.notes if note.startswith("plan: ")]
+    assert "of disk" not in plan, "no weights are written"
+    assert not any("bits per weight" in note for note in notes.notes)
     assert [u.errors for u in table.units] == [u.errors for u in known.units]
     assert [u.probe_kl for u in table.units] == [u.probe_kl for u in known.units]
     assert sorted(p.name for p in (tmp_path / "t").iterdir()) == [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quantkit.advise import shape as shapes
-from quantkit.advise.candidates import Catalogue
+from quantkit.advise.question import Catalogue
 from quantkit.errors import QuantkitError
 from quantkit.gguf.layout import Layout
 from quantkit.model.architecture import Architecture

@@ -7,11 +7,12 @@ from tiny import cut_demo
 from quantkit.cli.main import main
 from quantkit.errors import DataError, MethodError
 from quantkit.model.source import ModelSource
-from quantkit.onepass import probe
+from quantkit.onepass import onepass, probe
 from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.onepass.run import Run, quantize
 from quantkit.pipeline import finished_before
-from quantkit.recipe import Recipe
+from quantkit.progress import Callback
+from quantkit.recipe import Recipe, load
 from quantkit.verification.checkpoint import verify
 
 pytestmark = pytest.mark.usefixtures("coarse_awq")
@@ -22,10 +23,54 @@ NAMES = ["gptq-w4a16", "awq-w4a16", "int8-w8a8"]
 
 
 @pytest.fixture(scope="module")
-def together(short_demo, tmp_path_factory):
-    out = tmp_path_factory.mktemp("together")
-    made = quantize(short_demo, [Recipe.load(n) for n in NAMES], out, calibration=FEW)
+def updates():
+    """What the run of all recipes reported."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def together(short_demo, tmp_path_factory, updates):
+    out, run = tmp_path_factory.mktemp("together"), Run(Callback(updates.append))
+    made = quantize(short_demo, [Recipe.load(n) for n in NAMES], out, calibration=FEW, run=run)
     return {checkpoint.label: checkpoint for checkpoint in made}
+
+
+def test_progress_counts_the_blocks_that_the_plan_announces(together, updates):
+    """However many streams pass through each."""
+    (plan,) = [update.text for update in updates if update.text.startswith("plan: ")]
+    assert plan.startswith("plan: 2 blocks, 2 streams of 1,024 tokens; ")
+    counted = [update for update in updates if update.stage == "calibrate" and not update.text]
+    assert {(update.total, update.unit) for update in counted} == {(2, "blocks")}
+    assert [update.done for update in counted] == [0, 1, 2, 2]  # the end counts once more
+
+
+@pytest.mark.parametrize(
+    ("names", "n_streams"),
+    [
+        (["gptq-w4a16"], 1),
+        (["gguf-q4_k_m"], 1),
+        (["gptq-w4a16", "gguf-q4_k_m"], 2),
+        (["gptq-w4a16", "gguf-best-q4_k_m"], 2),
+        (["gptq-w4a16", "awq-w4a16", "gguf-q4_k_m"], 2),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, list) else None,
+)
+def test_the_plan_counts_the_streams_of_the_pass(
+    short_demo, tmp_path, monkeypatch, names, n_streams
+):
+    """GGUF files learn from the source's own stream."""
+    notes, real, streams = Notes(), onepass.streams_of, []
+
+    def streams_of(*arguments):
+        streams.extend(real(*arguments))
+        return streams
+
+    monkeypatch.setattr(onepass, "streams_of", streams_of)
+    recipes = [load(name) for name in names]
+    quantize(short_demo, recipes, tmp_path, calibration=FEW, run=Run(notes))
+    (plan,) = [note for note in notes.notes if note.startswith("plan: ")]
+    assert len(streams) == n_streams
+    assert f" {n_streams} stream{'s' * (n_streams > 1)} of " in plan
 
 
 @pytest.mark.parametrize("name", NAMES)

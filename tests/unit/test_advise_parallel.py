@@ -8,16 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from quantkit.advise import document, families, formats, memory, parallel, shape, words, work
-from quantkit.advise.candidates import (
-    UNUSUAL,
-    Catalogue,
-    Limits,
-    Question,
-    evaluate,
-    merit,
-)
+from quantkit.advise.candidates import UNUSUAL, evaluate, merit
 from quantkit.advise.memory import GIB, fits
 from quantkit.advise.parallel import obstacle, stage_bytes, ways_to_share
+from quantkit.advise.question import Catalogue, Limits, Question
 from quantkit.advise.recommendation import recommend
 from quantkit.advise.split import ANY, Split, SplitConstraint
 from quantkit.advise.weights import weight_bytes

@@ -10,7 +10,8 @@ from configs import SMOLLM
 from gate_reports import report
 
 from quantkit.advise import document, formats, quality, shape, words
-from quantkit.advise.candidates import NO_QUALITY, Catalogue, Question
+from quantkit.advise.candidates import NO_QUALITY
+from quantkit.advise.question import Catalogue, Question
 from quantkit.advise.recommendation import recommend
 from quantkit.errors import AdviceError, ScoreError
 from quantkit.hardware import gpus

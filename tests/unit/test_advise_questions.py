@@ -8,9 +8,9 @@ import shlex
 import pytest
 
 from quantkit.advise import offload, shape, speculation
-from quantkit.advise.candidates import Limits
 from quantkit.advise.efficiency import TYPICAL, of
 from quantkit.advise.offload import Host
+from quantkit.advise.question import Limits
 from quantkit.advise.speed import Case, Load, prompt_seconds
 from quantkit.errors import AdviceError, CheckpointError, UsageError
 from quantkit.hardware import gpus, prices

@@ -9,15 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantkit.advise import document, measurements, offload, page, parallel, shape, words
-from quantkit.advise.candidates import (
-    OBJECTIVES,
-    Catalogue,
-    Measurements,
-    Question,
-    evaluate,
-    merit,
-)
+from quantkit.advise.candidates import evaluate, merit
 from quantkit.advise.quality import Quality
+from quantkit.advise.question import OBJECTIVES, Catalogue, Measurements, Question
 from quantkit.advise.ranking import HANDICAP, TIE
 from quantkit.advise.recommendation import recommend
 from quantkit.advise.speed import Span, Speed

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quantkit.advise import candidates, document
-from quantkit.advise.candidates import OBJECTIVES, Limits
 from quantkit.advise.offload import Host
+from quantkit.advise.question import OBJECTIVES, Limits
 from quantkit.advise.speed import least_first_token
 from quantkit.errors import QuantkitError
 from quantkit.hardware import gpus

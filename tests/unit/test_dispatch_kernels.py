@@ -54,8 +54,9 @@ def test_what_support_calls_impossible_is_what_the_rules_refuse(model, name):
 
 def test_recommend_does_not_offer_what_the_rules_refuse():
     """Groups of 16 in GPTQ's format: the table of support knows 4 bits alone."""
-    from quantkit.advise.candidates import Catalogue, Question, evaluate
+    from quantkit.advise.candidates import evaluate
     from quantkit.advise.formats import Format
+    from quantkit.advise.question import Catalogue, Question
 
     small, gpu = shape.of("demo"), gpus.find("H200")
     usual = recipes.load("rtn-w4a16").in_format("gptq")

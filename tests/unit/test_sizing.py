@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from quantkit.advise import document, memory, page, shape
-from quantkit.advise.candidates import Catalogue, Question
 from quantkit.advise.formats import considered
+from quantkit.advise.question import Catalogue, Question
 from quantkit.advise.recommendation import recommend
 from quantkit.hardware import gpus
 from quantkit.serving import questions
