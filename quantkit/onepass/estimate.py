@@ -30,6 +30,10 @@ from quantkit.storage import gib
 TUNED_BYTES = 32
 """Per weight of a block in the gradient stage: its position, gradient, and intermediate results."""
 TOKENS_PER_BATCH = {"cuda": 8192, "cpu": 2048}
+MERGED_BYTES = {"cuda": 5 << 29, "cpu": 0}
+"""Batches are merged while what runs of them stays within this, about what one batch of an 8B
+takes: narrow blocks cost a GPU more in launches than in arithmetic."""
+MOST_MERGED = 8
 DISTILLED_BYTES = 9.0
 """Memory per weight where codes move: a position, a mean gradient, the weight, and some room."""
 DISTILLED_SCALES_BYTES = 1.25
@@ -125,7 +129,9 @@ def estimate(
     n_streams = len(own) + shared
     following = sum(plan.recipe.follows_source for plan in own)  # the source's states are kept too
     squares = n_streams if n_ranks > 1 else 1
-    batch = max(length, TOKENS_PER_BATCH[device.type] // length * length)
+    learnt = samples_per_batch(device, length) * length
+    has_experts = any(map(EXPERT.search, stacked))
+    batch = learnt * (1 if has_experts else n_merged(device, learnt, wide, narrow))
     n_blocks = _n_blocks(architecture)
     tallest = max(rows * columns for rows, columns in groups)
     solving = 4 * (4 * wide * wide + 4 * tallest)
@@ -133,13 +139,13 @@ def estimate(
         experts = Counter(shape for name, shape in stacked.items() if EXPERT.search(name))
         batches = (min(n, batch_size(*shape)) * batch_bytes(*shape) for shape, n in experts.items())
         solving = max(solving, *batches, 0)
-    running = bytes_each * batch * ((6 + padded) * wide + 12 * narrow)
+    running = running_bytes(device, batch, wide, narrow) + bytes_each * batch * padded * wide
     if any(plan.recipe.tuning_steps for plan in plans):
-        running = 2 * running + TUNED_BYTES * parameters
+        running = max(running, 2 * running * learnt // batch) + TUNED_BYTES * parameters
     distilled = [plan.recipe.distilling_passes for plan in own if plan.recipe.distilling_passes]
     resident: tuple[int, ...] = ()
     if distilled:  # all blocks, and the input of each for the backward pass
-        inputs = n_blocks * bytes_each * batch * narrow + 2 * running
+        inputs = n_blocks * bytes_each * learnt * narrow + 2 * running
         resident = tuple(
             int(n_blocks * parameters * each + inputs)
             for each in (DISTILLED_BYTES, DISTILLED_SCALES_BYTES)
@@ -156,7 +162,7 @@ def estimate(
     most = _longest_share(costs, n_ranks)
     products, solves = most.fast, most.slow
     forwards: float = n_streams + len(own) + following
-    forwards += sum(3 * plan.recipe.tuning_steps * batch / n_positions for plan in own)
+    forwards += sum(3 * plan.recipe.tuning_steps * learnt / n_positions for plan in own)
     forwards += 4 * sum(distilled)  # forward, and backward from every block's input
     products += 2.0 * passed * n_positions * forwards
     seen = n_tokens if n_ranks == 1 else n_positions
@@ -176,6 +182,25 @@ def estimate(
         distilling_bytes=resident,
         experts_bytes=_experts_bytes(stacked) * squares,
     )
+
+
+def samples_per_batch(device: torch.device, length: int) -> int:
+    """How many samples of this length are one batch: to learn by gradients from, or to merge."""
+    return max(1, TOKENS_PER_BATCH[device.type] // length)
+
+
+def n_merged(device: torch.device, batch: int, wide: int, narrow: int) -> int:
+    """How many batches of as many tokens go through a block at once, by the most and the fewest
+    columns of its linears.
+    """
+    each = running_bytes(device, batch, wide, narrow)
+    fitting = [n for n in (2, 4, MOST_MERGED) if n * each <= MERGED_BYTES[device.type]]
+    return max(fitting, default=1)
+
+
+def running_bytes(device: torch.device, tokens: int, wide: int, narrow: int) -> int:
+    """What a block takes while as many tokens go through it."""
+    return (2 if device.type == "cuda" else 4) * tokens * (6 * wide + 12 * narrow)
 
 
 def _experts_bytes(stacked: dict[str, tuple[int, int]]) -> int:

@@ -22,6 +22,14 @@ class HiddenStates:
         """The same batches for another stream."""
         return HiddenStates(self._batches, self._device)
 
+    def split(self, n_samples: int) -> "HiddenStates":
+        """The same in batches of at most as many samples, for reading; nothing is copied."""
+        if self.on_host:  # what was written last may still be in flight
+            torch.cuda.current_stream(self._device).wait_stream(self._copies())
+        return HiddenStates(
+            [p for b in self._batches for p in torch.split(b, n_samples)], self._device
+        )
+
     @property
     def on_host(self) -> bool:
         return bool(self._batches) and self._batches[0].device.type != self._device.type

@@ -22,6 +22,7 @@ from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError, MethodError, RecipeError
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
+from quantkit.model import experts
 from quantkit.model.block_calls import Call
 from quantkit.model.blocks import Decoder
 from quantkit.model.source import ModelSource
@@ -30,7 +31,7 @@ from quantkit.onepass.calibrated import Work, solve
 from quantkit.onepass.clock import Clock
 from quantkit.onepass.datafree import copy_tensor, require_finite
 from quantkit.onepass.delivery import Delivery
-from quantkit.onepass.estimate import TOKENS_PER_BATCH
+from quantkit.onepass.estimate import n_merged, samples_per_batch
 from quantkit.onepass.finished_block import FinishedBlock, Status
 from quantkit.onepass.hidden_states import HiddenStates
 from quantkit.onepass.importance import Importance
@@ -205,7 +206,9 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     if watcher is not None:
         watcher.finish(decoder, calibration)
     if start is not None:
-        _distil(wanted, streams, partial(distil.Lesson, decoder, calls, start), calibration)
+        n_samples = samples_per_batch(device, calibration.ids.shape[1])
+        lesson = partial(distil.Lesson, decoder, calls, start.split(n_samples))
+        _distil(wanted, streams, n_samples, lesson, calibration)
     perplexity = probe.perplexity(decoder, states, calibration, progress)
     probe.hold_against(perplexity, made, decoder, calibration, progress)
     return decoder.written, perplexity
@@ -244,6 +247,7 @@ def _note_untaught(streams: Sequence[Stream], plans: Sequence[Plan], progress: P
 def _distil(
     wanted: Pass,
     streams: Sequence[Stream],
+    n_samples: int,
     lesson: Callable[[HiddenStates, CalibrationTokens], distil.Lesson],
     calibration: CalibrationTokens,
 ) -> None:
@@ -257,7 +261,7 @@ def _distil(
                 continue  # said when the streams were made
             with wanted.own(i):
                 distil.distil(
-                    lesson(stream.source, calibration),
+                    lesson(stream.source.split(n_samples), calibration),
                     plan,
                     wanted.writers[i],
                     wanted.journals[i],
@@ -270,7 +274,7 @@ def _begin(
 ) -> tuple[HiddenStates, list[Call], Padding]:
     """Hidden states of this rank's samples, every block's other arguments, and the padding."""
     n_samples, length = calibration.ids.shape
-    usual = max(1, TOKENS_PER_BATCH[decoder.device.type] // length)
+    usual = samples_per_batch(decoder.device, length)
     if calibration.pictures:
         if ranks.size > 1:
             raise HardwareError(
@@ -290,9 +294,22 @@ def _begin(
             f"{type(decoder.model).__name__} passes more than hidden states between blocks, which "
             "needs a single process; run it without torchrun"
         )
-    states = HiddenStates(hidden if len(mine.ids) else [], decoder.device)
+    n = _n_merged(decoder, batch_size * length) if all(call.is_plain for call in calls) else 1
+    merged = [
+        torch.cat(hidden[i : i + n]) if n > 1 else hidden[i] for i in range(0, len(hidden), n)
+    ]
+    states = HiddenStates(merged if len(mine.ids) else [], decoder.device)
     padding = Padding.of(calibration, usual, decoder.device)
-    return states, calls, padding.of_share(mine, batch_size, decoder.device)
+    return states, calls, padding.of_share(mine, batch_size, decoder.device, n)
+
+
+def _n_merged(decoder: Decoder, batch: int) -> int:
+    """How many batches of as many tokens go through a block at once."""
+    modules = [m for block in decoder.blocks for m in block.modules()]
+    widths = {m.in_features for m in modules if isinstance(m, torch.nn.Linear)}
+    if not widths or any(isinstance(m, experts.Experts) for m in modules):
+        return 1  # a token has a copy for each of its experts
+    return n_merged(decoder.device, batch, max(widths), min(widths))
 
 
 def _images(

@@ -31,7 +31,9 @@ class Padding:
     """Which positions are real in every batch, computed once for all blocks."""
 
     keep: list[Keep]
-    """By batch, on the device."""
+    """By batch, on the device ..."""
+    learnt: list[Keep]
+    """... and by the smaller batches that gradients are taken of."""
     beginning: Keep
     """Of the first batch; where ranks share the samples, of that of all ranks ..."""
     lengths: list[int]
@@ -46,18 +48,20 @@ class Padding:
         mask = calibration.mask
         if mask is None:
             lengths = [length] * min(batch_size, n_samples)
-            return cls([None] * -(-n_samples // batch_size), None, lengths, length)
+            keep: list[Keep] = [None] * -(-n_samples // batch_size)
+            return cls(keep, keep, None, lengths, length)
         keep = [
             None if part.all() else part.flatten().nonzero().flatten().to(device)
             for part in torch.split(mask, batch_size)
         ]
-        return cls(keep, keep[0], mask[:batch_size].sum(1).tolist(), length)
+        return cls(keep, keep, keep[0], mask[:batch_size].sum(1).tolist(), length)
 
     def of_share(
-        self, share: CalibrationTokens, batch_size: int, device: torch.device
+        self, share: CalibrationTokens, batch_size: int, device: torch.device, merged: int = 1
     ) -> "Padding":
         """The same beginning, and the batches of one rank's share of the samples."""
-        return replace(self, keep=Padding.of(share, batch_size, device).keep)
+        keep, learnt = (Padding.of(share, n * batch_size, device).keep for n in (merged, 1))
+        return replace(self, keep=keep, learnt=learnt)
 
     def n_samples(self, n_tokens: int) -> int:
         """How many samples of the first batch have at most this many real tokens; at least one."""

@@ -22,6 +22,7 @@ import torch
 
 from quantkit import grid, numbers
 from quantkit.onepass.calibrated import Work
+from quantkit.onepass.estimate import samples_per_batch
 from quantkit.onepass.hidden_states import HiddenStates
 from quantkit.onepass.padding import real
 from quantkit.onepass.result import BlockResult
@@ -217,9 +218,10 @@ class _Lesson:
     """A block with other weights, on batches of its stream, against the source's output."""
 
     def __init__(self, visit: Visit, block: torch.nn.Module, wanted: HiddenStates) -> None:
-        self._visit, self._block, self._wanted = visit, block, wanted
-        n_batches = len(visit.padding.keep)
-        self._taught, self._held = divided(n_batches)
+        self._visit, self._block = visit, block
+        n_samples = samples_per_batch(visit.decoder.device, visit.padding.length)
+        self._given, self._wanted = visit.stream.hidden.split(n_samples), wanted.split(n_samples)
+        self._taught, self._held = divided(len(visit.padding.learnt))
 
     def order(self, steps: int) -> list[int]:
         """The batch of every step."""
@@ -243,7 +245,7 @@ class _Lesson:
 
     def _error(self, place: int, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         visit = self._visit
-        batch, wanted = visit.stream.hidden.batch(place), self._wanted.batch(place)
+        batch, wanted = self._given.batch(place), self._wanted.batch(place)
         arguments = visit.stream.arguments(visit.call, place, len(batch), visit.decoder.device)
         dtype = visit.decoder.dtype
         given = {f"{name}.weight": weight.to(dtype) for name, weight in weights.items()}
@@ -252,7 +254,7 @@ class _Lesson:
             return torch.func.functional_call(self._block, given, (states,), more)
 
         output = visit.decoder.run(block, batch, arguments)
-        return real(output - wanted, visit.padding.keep[place]).float().square().mean()
+        return real(output - wanted, visit.padding.learnt[place]).float().square().mean()
 
 
 def gradients(

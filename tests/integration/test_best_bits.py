@@ -1,5 +1,7 @@
 """The exact parts of what makes few bits better: each against brute force or a closed form."""
 
+import json
+
 import pytest
 import torch
 from tiny import cut_demo
@@ -8,7 +10,7 @@ from quantkit import grid, numbers
 from quantkit.methods import gptq, products, refine
 from quantkit.methods.products import Halves
 from quantkit.model.source import ModelSource
-from quantkit.onepass import onepass, tuning
+from quantkit.onepass import estimate, tuning
 from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.onepass.run import quantize
 from quantkit.recipe import Recipe, WeightScheme
@@ -153,6 +155,35 @@ def test_tune_is_an_option_of_recipes_that_have_a_gradient_stage():
         Recipe.load("rtn-w4a16").tuned()
 
 
+def test_merged_batches_are_learnt_from_one_at_a_time(tmp_path, monkeypatch):
+    """Merging is for a pass's statistics; what gradients see, padding included, stays the same."""
+    folder = cut_demo(tmp_path / "demo")
+    text = tmp_path / "text.jsonl"
+    words = [" ".join(f"word{i * j}" for j in range(5 + 7 * i)) for i in range(16)]
+    text.write_text("\n".join(json.dumps({"text": line}) for line in words))
+    monkeypatch.setitem(estimate.TOKENS_PER_BATCH, "cpu", 128)
+    seen, plain = [], tuning._Lesson.held_out_error
+
+    def watched(self, weights):
+        seen.append((len(self._visit.padding.keep), self._taught, self._held))
+        return plain(self, weights)
+
+    monkeypatch.setattr(tuning._Lesson, "held_out_error", watched)
+    recipe = Recipe.load("gptq-w4a16").tuned(4)
+    recipe = recipe.model_copy(update={"options": recipe.options | {"distil": 1}})
+    made = []
+    for name, merged_bytes in (("apart", 0), ("merged", 1 << 40)):
+        monkeypatch.setitem(estimate.MERGED_BYTES, "cpu", merged_bytes)
+        source, choice = ModelSource.open(str(folder)), CalibrationChoice(str(text), 12, 64)
+        made += quantize(source, [recipe], tmp_path / name, "cpu", calibration=choice)
+    apart, merged = seen[0], seen[-1]
+    assert merged[0] < apart[0]
+    assert merged[1:] == apart[1:]
+    one, two = (dict(checkpoint.state(torch.float32)) for checkpoint in made)
+    for name, weight in one.items():  # sums of products are rounded in another order
+        assert torch.isclose(weight, two[name], atol=1e-6).float().mean() > 0.97, name
+
+
 def test_a_tuned_block_is_no_worse_on_held_out_batches_and_comes_out_the_same_twice(
     tmp_path, monkeypatch
 ):
@@ -166,7 +197,7 @@ def test_a_tuned_block_is_no_worse_on_held_out_batches_and_comes_out_the_same_tw
 
     monkeypatch.setattr(tuning._Lesson, "held_out_error", watched)
     monkeypatch.setitem(
-        onepass.TOKENS_PER_BATCH, "cpu", 128
+        estimate.TOKENS_PER_BATCH, "cpu", 128
     )  # so that there are batches to hold out
     recipe = Recipe.load("gptq-w2a16").tuned(50)
     made = [

@@ -12,7 +12,7 @@ from quantkit import grid, numbers
 from quantkit.errors import RecipeError
 from quantkit.export.folder import FolderWriter
 from quantkit.model.source import ModelSource
-from quantkit.onepass import distil, onepass
+from quantkit.onepass import distil, estimate
 from quantkit.onepass.estimate import Estimate
 from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.onepass.run import quantize
@@ -71,7 +71,7 @@ def plain(made):
 def small_batches():
     """So that there are some to hold out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(onepass.TOKENS_PER_BATCH, "cpu", 128)
+        patch.setitem(estimate.TOKENS_PER_BATCH, "cpu", 128)
         yield
 
 

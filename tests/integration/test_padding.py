@@ -15,7 +15,7 @@ from quantkit.gguf.imatrix import ImportanceMatrix
 from quantkit.model.blocks import Decoder
 from quantkit.model.skeleton import attentions
 from quantkit.model.source import ModelSource
-from quantkit.onepass import feeders, llmcompressor, onepass, prepare
+from quantkit.onepass import estimate, feeders, llmcompressor, prepare
 from quantkit.onepass.collector import Collector
 from quantkit.onepass.hidden_states import HiddenStates
 from quantkit.onepass.importance import Importance
@@ -233,7 +233,7 @@ class Notes(Silent):
 def written(source, names, out, calibration, monkeypatch):
     """The checkpoints of these recipes from these tokens, and what was said."""
     monkeypatch.setattr(prepare, "load_tokens", lambda *_: calibration)
-    monkeypatch.setitem(onepass.TOKENS_PER_BATCH, "cpu", BATCH * LENGTH)
+    monkeypatch.setitem(estimate.TOKENS_PER_BATCH, "cpu", BATCH * LENGTH)
     notes = Notes()
     recipes, choice = [load(name) for name in names], CalibrationChoice("mine")
     made = quantize(source, recipes, out, "cpu", calibration=choice, run=Run(notes))
