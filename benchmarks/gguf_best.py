@@ -2,12 +2,14 @@
 
     python benchmarks/gguf_best.py --out FILE [--model demo --calibration python-docs]
         [--samples 128 --calibration-length 2048] [--windows 40 --length 512 --text FILE]
-        [--types q2_k q3_k_m q4_k_m] [--work DIR]
+        [--types q2_k q3_k_m q4_k_m] [--mixed] [--work DIR]
 
 Both files of a type come from one pass: `gguf-TYPE` holds the bytes that llama.cpp's quantiser
 writes with the pass's importance matrix (tests hold them against ggml itself), `gguf-best-TYPE` the
 same scales with GPTQ's levels. Each is compared with the source on whole windows of held-out text,
-as `fp4.py` does it. FILE is written after every type, and those that it holds are not made again.
+as `fp4.py` does it. With --mixed a third file has a type chosen for each tensor (`quantkit quantize
+--size --for llama.cpp`), in no more bytes than llama.cpp's. FILE is written after every type, and
+those that it holds are not made again.
 """
 
 import argparse
@@ -23,13 +25,17 @@ from recording import recorded
 
 from quantkit import device as devices
 from quantkit.export.manifest import versions
+from quantkit.mixed import run as mixed
+from quantkit.mixed.budget import Budget
 from quantkit.model.source import ModelSource
-from quantkit.onepass.prepare import CalibrationChoice
+from quantkit.onepass.prepare import CalibrationChoice, Run
 from quantkit.onepass.run import quantize
 from quantkit.recipe import load
 from quantkit.scoring import loading
 
 TYPES = ("q2_k", "q3_k_m", "q4_k_m")
+IMPORTANCE = "imatrix.gguf"
+"""Lies beside the model in its folder."""
 
 
 def main() -> None:
@@ -42,6 +48,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--types", nargs="+", default=list(TYPES))
+    parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--work", type=Path, default=Path("gguf-best"))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
@@ -78,20 +85,36 @@ def main() -> None:
         started = time.monotonic()
         made = quantize(args.source, recipes, args.work, args.device, calibration=choice)
         seconds = time.monotonic() - started
-        usual, ours = (
-            {
+
+        def judged(one: Any) -> dict[str, Any]:
+            return {
                 **compare(source, loading.load(one, device), windows),
                 "tensor_bytes": one.manifest.size_bytes,
+                "file_bytes": sum(
+                    p.stat().st_size for p in one.folder.glob("*.gguf") if p.name != IMPORTANCE
+                ),
                 "seconds": one.manifest.seconds,
             }
-            for one in made
-        )
+
+        usual, ours = map(judged, made)
         result["types"][kind] = {
             "llama.cpp": usual,
             "quantkit": ours,
             "kl_ratio": ours["kl_mean"] / usual["kl_mean"],
             "seconds_of_both": seconds,
         }
+        if args.mixed:
+            asked = mixed.MixedOptions(Budget(size_bytes=usual["file_bytes"]), engine="llama.cpp")
+            started = time.monotonic()
+            found = mixed.quantize(
+                args.source, asked, args.work / "mixed", args.device, choice, Run()
+            )
+            (chosen,) = found.checkpoints
+            result["types"][kind]["mixed"] = {
+                **judged(chosen),
+                "seconds_with_table": time.monotonic() - started,
+                "units": mixed.unit_counts(found.choice),
+            }
         args.out.write_text(json.dumps(result, indent=2) + "\n")
         print(kind, json.dumps(result["types"][kind]), flush=True)
     shutil.rmtree(args.work, ignore_errors=True)
