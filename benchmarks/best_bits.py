@@ -63,7 +63,9 @@ def constants(asked: Mapping[str, Any]) -> Iterator[None]:
     try:
         for key, (module, name) in places.items():
             value = asked[key]
-            value = tuple(value) if isinstance(value, list) else value
+            if isinstance(value, list):
+                named = hasattr(before[key], "_fields")
+                value = type(before[key])(*value) if named else tuple(value)
             setattr(importlib.import_module(module), name, value)
         yield
     finally:
