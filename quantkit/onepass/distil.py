@@ -172,14 +172,15 @@ class _Learner:
 
     def learn(self, gradient: torch.Tensor) -> None:
         """Count the gradient with respect to the weights."""
-        slopes = self.linear.slopes(gradient)
-        if not self._means:  # signs are all that is used: half the bytes will do
-            self._means = [torch.zeros_like(slope, dtype=torch.bfloat16) for slope in slopes]
-        for mean, slope in zip(self._means, slopes, strict=True):
-            mean.mul_(MOMENTUM).add_(slope.mul_(1 - MOMENTUM))
+        self._means = self._means or self.linear.means()
+        self.linear.learn(gradient, self._means, MOMENTUM)
 
-    def move(self, share: float, reach: Reach) -> None:
-        self.linear.move(self._means, share, reach)
+    def move(self, share: float, reach: Reach, weight: torch.Tensor | None) -> None:
+        """One step; where there is a loaded weight, it moves too."""
+        if weight is None:
+            self.linear.move(self._means, share, reach)
+        else:
+            self.linear.rewrite(weight, self._means, share, reach)
 
 
 class _Student:
@@ -353,10 +354,10 @@ class _Student:
         """One step against the sign of every mean gradient."""
         for index, learners in enumerate(self._learners):
             for name, learner in learners.items():
-                learner.move(share, reach)
+                weight = None
                 if self._resident:
-                    weight = self._resident[index].get_parameter(f"{name}.weight")
-                    weight.detach().copy_(learner.linear.weight())
+                    weight = self._resident[index].get_parameter(f"{name}.weight").detach()
+                learner.move(share, reach, weight)
 
     def changed(self) -> dict[str, torch.Tensor]:
         """The stored form of everything that differs from before."""
