@@ -327,11 +327,17 @@ def reproducible() -> Iterator[None]:
     """Deterministic gradients, where torch has them."""
     import warnings
 
+    from torch.utils import deterministic
+
     before: Any = torch.are_deterministic_algorithms_enabled()
+    memory: Any = deterministic
+    fills = memory.fill_uninitialized_memory
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.use_deterministic_algorithms(True, warn_only=True)
+        memory.fill_uninitialized_memory = False  # one more kernel for most new tensors
         try:
             yield
         finally:
+            memory.fill_uninitialized_memory = fills
             torch.use_deterministic_algorithms(before)
