@@ -69,17 +69,14 @@ def _by_name(
 
 
 class KnownOutput(_StandIn):
-    """Returns known block outputs."""
+    """Returns a known block output: the one item of a list, which others may replace."""
 
-    def __init__(self, block: torch.nn.Module, hidden: torch.Tensor, n_outputs: int | None) -> None:
+    def __init__(self, block: torch.nn.Module, known: list[Any]) -> None:
         super().__init__(block)
-        self.hidden = hidden
-        self.n_outputs = n_outputs
+        self.known = known
 
     def forward(self, *values: Any, **named: Any) -> Any:
-        if self.n_outputs is None:
-            return self.hidden
-        return self.hidden, *[None] * (self.n_outputs - 1)
+        return self.known[0]
 
 
 @dataclass

@@ -295,7 +295,7 @@ class Decoder:
     def head(
         self, changed: Mapping[str, torch.Tensor] | None = None
     ) -> Iterator[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
-        """A function from the last states and tokens of one sample to logits [tokens, vocabulary].
+        """A function from the last states and tokens of samples to logits [tokens, vocabulary].
 
         `changed` replaces some parameters outside the blocks. The model itself computes them, with
         blocks that return the known states, so final norms, caps and logit scales are the family's
@@ -314,17 +314,23 @@ class Decoder:
         for name, value in (changed or {}).items():
             outside[name] = self._cast(name, value.to(self.device))
 
+        known: list[Any] = []
+        stand_ins = [KnownOutput(block, known) for block in blocks]
+
         def logits(states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
             given = states.movedim(0, self._batch_dim)
-            for index, block in enumerate(blocks):
-                self.blocks[index] = KnownOutput(block, given, self._n_outputs)
+            n_others = (self._n_outputs or 1) - 1
+            known[:] = [given if self._n_outputs is None else (given, *[None] * n_others)]
+            for index, stand_in in enumerate(stand_ins):
+                self.blocks[index] = stand_in
             try:
                 with _placed(self.model, self.device):
                     made = self.model(input_ids=ids.to(self.device), use_cache=False).logits
             finally:
+                known.clear()
                 for index, block in enumerate(blocks):
                     self.blocks[index] = block
-            return cast("torch.Tensor", made[0].float())
+            return cast("torch.Tensor", made.flatten(0, 1).float())
 
         try:
             self.model.load_state_dict(outside, strict=False, assign=True)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 import torch
 
@@ -77,8 +78,8 @@ class Lesson:
 
     @cached_property
     def samples(self) -> list[list[torch.Tensor]]:
-        """Tokens of every batch, without padding."""
-        ids, lengths = self.calibration.ids, self.calibration.lengths
+        """Tokens of every batch, without padding; on the device, or every use would wait for it."""
+        ids, lengths = self.calibration.ids.to(self.decoder.device), self.calibration.lengths
         cut = [row[: int(lengths[i])] if lengths is not None else row for i, row in enumerate(ids)]
         size = len(self.start.batch(0))
         return [cut[start : start + size] for start in range(0, len(cut), size)]
@@ -172,14 +173,15 @@ class _Learner:
 
     def learn(self, gradient: torch.Tensor) -> None:
         """Count the gradient with respect to the weights."""
-        slopes = self.linear.slopes(gradient)
-        if not self._means:  # signs are all that is used: half the bytes will do
-            self._means = [torch.zeros_like(slope, dtype=torch.bfloat16) for slope in slopes]
-        for mean, slope in zip(self._means, slopes, strict=True):
-            mean.mul_(MOMENTUM).add_(slope.mul_(1 - MOMENTUM))
+        self._means = self._means or self.linear.means()
+        self.linear.learn(gradient, self._means, MOMENTUM)
 
-    def move(self, share: float, reach: Reach) -> None:
-        self.linear.move(self._means, share, reach)
+    def move(self, share: float, reach: Reach, weight: torch.Tensor | None) -> None:
+        """One step; where there is a loaded weight, it moves too."""
+        if weight is None:
+            self.linear.move(self._means, share, reach)
+        else:
+            self.linear.rewrite(weight, self._means, share, reach)
 
 
 class _Student:
@@ -333,30 +335,27 @@ class _Student:
         samples = self.lesson.samples[place]
         wanted, n_tokens = self.lesson.goal.batch(place), sum(map(len, samples))
         gradient, total = torch.zeros_like(states), torch.zeros((), device=states.device)
-        for sample, ids in enumerate(samples):
-            for start in range(0, len(ids), POSITIONS):
-                part = slice(start, start + len(ids[start : start + POSITIONS]))
-                tokens = ids[None, part]
-                source = logits_of(wanted[sample : sample + 1, part], tokens).float()
-                source = source.log_softmax(-1)
-                own = states[sample : sample + 1, part].detach().requires_grad_()
-                with torch.enable_grad():
-                    logits = logits_of(own, tokens)
-                made = logits.detach().float().log_softmax(-1)
-                likely = source.exp()
-                total += (likely * source.sub_(made)).sum()
-                slope = made.exp_().sub_(likely).div_(n_tokens).to(logits.dtype)
-                gradient[sample, part] = torch.autograd.grad(logits, own, slope)[0][0]
+        for part in _parts(list(map(len, samples))):
+            tokens = torch.stack(samples[part[0]])[:, part[1]]
+            source = logits_of(wanted[part], tokens).log_softmax(-1)
+            own = states[part].detach().requires_grad_()
+            with torch.enable_grad():
+                logits = logits_of(own, tokens)
+            made = logits.detach().log_softmax(-1)
+            likely = source.exp()
+            total += (likely * source.sub_(made)).sum()
+            slope = made.exp_().sub_(likely).div_(n_tokens)
+            (gradient[part],) = torch.autograd.grad(logits, own, slope)
         return total, gradient
 
     def move(self, share: float, reach: Reach) -> None:
         """One step against the sign of every mean gradient."""
         for index, learners in enumerate(self._learners):
             for name, learner in learners.items():
-                learner.move(share, reach)
+                weight = None
                 if self._resident:
-                    weight = self._resident[index].get_parameter(f"{name}.weight")
-                    weight.detach().copy_(learner.linear.weight())
+                    weight = self._resident[index].get_parameter(f"{name}.weight").detach()
+                learner.move(share, reach, weight)
 
     def changed(self) -> dict[str, torch.Tensor]:
         """The stored form of everything that differs from before."""
@@ -370,6 +369,21 @@ class _Student:
                     if not torch.equal(value, self._writer.stored(tensor).read()):
                         found[tensor] = value
         return found
+
+
+def _parts(lengths: list[int]) -> Iterator[tuple[slice, slice]]:
+    """Samples and positions whose logits fit into memory at once: samples of the same length in a
+    row, or some positions of a long one.
+    """
+    first = 0
+    for length, alike in groupby(lengths):
+        last = first + len(list(alike))
+        at_once = max(1, POSITIONS // max(1, length))
+        for sample in range(first, last, at_once):
+            for start in range(0, length, POSITIONS):
+                end = min(length, start + POSITIONS)
+                yield slice(sample, min(last, sample + at_once)), slice(start, end)
+        first = last
 
 
 def _remeasure(

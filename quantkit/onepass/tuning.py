@@ -16,7 +16,7 @@ after. The order of batches is fixed, so a run is reproducible.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
@@ -29,6 +29,9 @@ from quantkit.onepass.result import BlockResult
 from quantkit.onepass.visit import Visit
 from quantkit.recipe import Recipe
 from quantkit.schemes import WeightScheme
+
+if TYPE_CHECKING:
+    from quantkit.methods.kernels import learning
 
 
 class Reach(NamedTuple):
@@ -59,6 +62,9 @@ class Scaled:
     @classmethod
     def of(cls, made: grid.QuantizedWeight, scheme: WeightScheme, *more: torch.Tensor) -> Self:
         """The state of a linear before its first step."""
+        made = replace(made, scale=made.scale.contiguous())
+        if made.zero_point is not None:
+            made = replace(made, zero_point=made.zero_point.contiguous())
         steps = numbers.of(scheme).steps(made.scale, made.global_scale)
         return cls(made, scheme, torch.ones_like(steps.unsqueeze(-1)), *more)
 
@@ -75,9 +81,25 @@ class Scaled:
         tiles = grid.tiles(gradient.float(), self.scheme)
         return [(tiles * self._plain()).sum(-1, keepdim=True) * self._unit()]
 
-    def move(self, slopes: Sequence[torch.Tensor], share: float, reach: Reach) -> None:
+    def means(self) -> list[torch.Tensor]:
+        """Zeros, one for each slope; signs are all that is used, so half the bytes will do."""
+        return [torch.zeros_like(self.factors, dtype=torch.bfloat16)]
+
+    def learn(self, gradient: torch.Tensor, means: list[torch.Tensor], momentum: float) -> None:
+        """Count the slopes of a gradient in their means."""
+        for mean, slope in zip(means, self.slopes(gradient), strict=True):
+            mean.mul_(momentum).add_(slope.mul_(1 - momentum))
+
+    def move(self, slopes: list[torch.Tensor], share: float, reach: Reach) -> None:
         """One step against the signs of slopes; `share` is that of the total movement."""
         self.factors.sub_(slopes[0].sign(), alpha=share * reach.scales)
+
+    def rewrite(
+        self, weight: torch.Tensor, slopes: list[torch.Tensor], share: float, reach: Reach
+    ) -> None:
+        """Move, and replace the weights by the new ones."""
+        self.move(slopes, share, reach)
+        weight.copy_(self.weight())
 
     def quantized(self) -> grid.QuantizedWeight:
         """The new codes and scales."""
@@ -109,7 +131,10 @@ class Scaled:
 
 @dataclass
 class Position(Scaled):
-    """The trainable state of one linear: positions of its codes, and its scales."""
+    """The trainable state of one linear: positions of its codes, and its scales.
+
+    On a GPU, integers learn and move by one kernel each: twenty small ones would keep it waiting.
+    """
 
     codes: torch.Tensor
     """In float32, as tiles; a code is the number nearest to it."""
@@ -127,17 +152,56 @@ class Position(Scaled):
             wanted += made.zero_point.float().unsqueeze(-1)
         reach = INSIDE * _cells(0.99 * middle, scheme)  # towards zero cells are narrower
         codes = torch.clamp(wanted, middle - reach, middle + reach).clamp_(*number.limits)
-        return cls.of(made, scheme, codes)
+        return cls.of(made, scheme, codes.contiguous())
 
     def slopes(self, gradient: torch.Tensor) -> list[torch.Tensor]:
+        if self._is_fused:
+            from quantkit.methods.kernels import learning
+
+            found = [torch.empty_like(self.factors), torch.empty_like(self.codes)]
+            learning.learn(self._linear(), gradient, found, momentum=0)
+            return found
         of_codes = grid.tiles(gradient.float(), self.scheme) * (self._unit() * self.factors)
         return [*super().slopes(gradient), of_codes]
 
-    def move(self, slopes: Sequence[torch.Tensor], share: float, reach: Reach) -> None:
+    def means(self) -> list[torch.Tensor]:
+        return [*super().means(), torch.zeros_like(self.codes, dtype=torch.bfloat16)]
+
+    def learn(self, gradient: torch.Tensor, means: list[torch.Tensor], momentum: float) -> None:
+        if self._is_fused:
+            from quantkit.methods.kernels import learning
+
+            learning.learn(self._linear(), gradient, means, momentum)
+        else:
+            super().learn(gradient, means, momentum)
+
+    def move(self, slopes: list[torch.Tensor], share: float, reach: Reach) -> None:
         super().move(slopes, share, reach)
         cells = _cells(self.codes, self.scheme)
         self.codes.sub_(slopes[1].sign() * cells, alpha=share * reach.codes)
         self.codes.clamp_(*numbers.of(self.scheme).limits)
+
+    def rewrite(
+        self, weight: torch.Tensor, slopes: list[torch.Tensor], share: float, reach: Reach
+    ) -> None:
+        if self._is_fused:
+            from quantkit.methods.kernels import learning
+
+            by = share * reach.codes, share * reach.scales
+            learning.move(self._linear(), slopes, by, weight)
+        else:
+            super().rewrite(weight, slopes, share, reach)
+
+    @property
+    def _is_fused(self) -> bool:
+        return self.codes.device.type == "cuda" and self.scheme.kind == "int"
+
+    def _linear(self) -> "learning.Linear":
+        from quantkit.methods.kernels import learning
+
+        scale, zero_point = self.before.scale, self.before.zero_point
+        limits = numbers.of(self.scheme).limits
+        return learning.Linear(self.codes, self.factors, scale, zero_point, limits)
 
     def _values(self) -> torch.Tensor:
         values = numbers.of(self.scheme).round(self.codes.clone())
@@ -178,18 +242,19 @@ def tune(visit: Visit, work: Work, result: BlockResult, recipe: Recipe, steps: i
         block.requires_grad_(False)
         lesson = _Lesson(visit, block, wanted)
         before = lesson.held_out_error({})
+        dtype = visit.decoder.dtype
+        weights = {name: position.weight().to(dtype) for name, position in positions.items()}
         with reproducible():
             for step, place in enumerate(lesson.order(steps)):
-                slopes = lesson.slopes(place, positions)
                 share = falling(step, steps)
-                for name, position in positions.items():
-                    position.move(slopes[name], share, REACH)
-        found = {name: position.quantized() for name, position in positions.items()}
-        weights = {name: grid.dequantize(made, schemes[name]) for name, made in found.items()}
+                for name, gradient in lesson.gradients(place, weights).items():
+                    position = positions[name]
+                    position.rewrite(weights[name], position.slopes(gradient), share, REACH)
         after = lesson.held_out_error(weights)
     if not after < before:
         return
-    for name, made in found.items():
+    for name, position in positions.items():
+        made = position.quantized()
         result.linears[name] = work.remeasured(name, replace(result.linears[name], quantized=made))
 
 
@@ -227,16 +292,12 @@ class _Lesson:
         """The batch of every step."""
         return in_turn(self._taught, steps, self._visit.index)
 
-    def slopes(
-        self, place: int, positions: Mapping[str, Position]
-    ) -> dict[str, list[torch.Tensor]]:
+    def gradients(self, place: int, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Gradients of one batch."""
-        dtype = self._visit.decoder.dtype
-        weights = {n: p.weight().to(dtype).requires_grad_() for n, p in positions.items()}
+        given = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
         with torch.enable_grad():
-            loss = self._error(place, weights)
-            found = gradients(loss, list(weights.values()))
-        return {n: p.slopes(g) for (n, p), g in zip(positions.items(), found, strict=True)}
+            found = gradients(self._error(place, given), list(given.values()))
+        return dict(zip(weights, found, strict=True))
 
     @torch.no_grad()
     def held_out_error(self, weights: Mapping[str, torch.Tensor]) -> float:
@@ -247,8 +308,7 @@ class _Lesson:
         visit = self._visit
         batch, wanted = self._given.batch(place), self._wanted.batch(place)
         arguments = visit.stream.arguments(visit.call, place, len(batch), visit.decoder.device)
-        dtype = visit.decoder.dtype
-        given = {f"{name}.weight": weight.to(dtype) for name, weight in weights.items()}
+        given = {f"{name}.weight": weight for name, weight in weights.items()}
 
         def block(states: torch.Tensor, **more: Any) -> Any:
             return torch.func.functional_call(self._block, given, (states,), more)
@@ -269,11 +329,17 @@ def reproducible() -> Iterator[None]:
     """Deterministic gradients, where torch has them."""
     import warnings
 
+    from torch.utils import deterministic
+
     before: Any = torch.are_deterministic_algorithms_enabled()
+    memory: Any = deterministic
+    fills = memory.fill_uninitialized_memory
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.use_deterministic_algorithms(True, warn_only=True)
+        memory.fill_uninitialized_memory = False  # one more kernel for most new tensors
         try:
             yield
         finally:
+            memory.fill_uninitialized_memory = fills
             torch.use_deterministic_algorithms(before)
