@@ -79,7 +79,7 @@ class Clipping:
         grams = scales.tile_grams(linears.inputs.gram, grid.tiles(weight[:1], scheme).shape[-1])
         found = rounding.clipped(
             linears,
-            lambda scale, zero: rounding.tile_error(weight, scale, zero, grams, scheme),
+            lambda scale, zero: rounding.tile_errors(weight, scale, zero, grams, scheme),
         )
         return Rounded(grid.quantize(weight, *found, scheme))
 

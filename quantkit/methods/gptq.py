@@ -135,7 +135,7 @@ def _scales(linears: Linears) -> tuple[torch.Tensor, torch.Tensor | None]:
     importance = linears.inputs.gram.diagonal().contiguous()
     return rounding.clipped(
         linears,
-        lambda scale, zero: rounding.weighted_error(weight, scale, zero, importance, scheme),
+        lambda scale, zero: rounding.weighted_errors(weight, scale, zero, importance, scheme),
     )
 
 

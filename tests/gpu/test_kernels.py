@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quantkit import grid, numbers
-from quantkit.methods import gptq, products, refine, rounding, scales
+from quantkit.methods import awq, gptq, products, refine, rounding, scales
 from quantkit.methods.contract import Linears
 from quantkit.methods.statistics import Statistics, magnitudes
 from quantkit.model import fast_modules
@@ -81,13 +81,14 @@ def test_rounding_kernels_equal_their_twins(scheme, monkeypatch):
     view = grid.tiles(weight, scheme)
     low, high = view.amin(-1) * 0.8, view.amax(-1) * 0.8
     parameters = grid.parameters(low.bfloat16(), high.bfloat16(), scheme)
+    candidates = _candidates(weight, scheme)
     importance = torch.rand(1152, device="cuda") * 10
     smoothing = torch.rand(1152, device="cuda") + 0.5
 
     def all_three():
         return (
             rounding.change(weight, *parameters, scheme).float(),
-            rounding.weighted_error(weight, *parameters, importance, scheme),
+            rounding.weighted_errors(weight, *candidates, importance, scheme),
             rounding.smoothed_change(weight, smoothing, scheme).float(),
         )
 
@@ -103,13 +104,44 @@ def test_errors_of_tiles_equal_their_twin(scheme, monkeypatch):
     weight = torch.randn(301, 1152, device="cuda")
     inputs = torch.randn(2000, 1152, device="cuda") * torch.rand(1152, device="cuda")
     grams = scales.tile_grams(inputs.t() @ inputs, scheme.group_size)
-    view = grid.tiles(weight, scheme)
-    low, high = view.amin(-1) * 0.8, view.amax(-1) * 0.8
-    parameters = grid.parameters(low.bfloat16(), high.bfloat16(), scheme)
-    fused = rounding.tile_error(weight, *parameters, grams, scheme)
+    candidates = _candidates(weight, scheme)
+    fused = rounding.tile_errors(weight, *candidates, grams, scheme)
     monkeypatch.setattr(rounding, "_fused", lambda weight, scheme: False)
-    twin = rounding.tile_error(weight.cpu(), *(_host(p) for p in parameters), grams.cpu(), scheme)
-    assert (fused.cpu() - twin).norm() / twin.norm() < 4e-3
+    twin = rounding.tile_errors(weight.cpu(), *(_host(c) for c in candidates), grams.cpu(), scheme)
+    for ours, theirs in zip(fused.cpu(), twin, strict=True):
+        assert (ours - theirs).norm() / theirs.norm() < 4e-3
+
+
+def _candidates(weight, scheme):
+    """Scales and zero points at three ratios, one of them negative where that is possible."""
+    view = grid.tiles(weight, scheme)
+    ratios = torch.tensor([1.0, 0.8, 0.6], device="cuda")[:, None, None]
+    ends = ((end * ratios).bfloat16() for end in (view.amin(-1), view.amax(-1)))
+    scale, zero = grid.parameters(*ends, scheme)
+    if zero is None:
+        scale[1] *= -1
+    return scale, zero
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_candidates_tried_together_are_those_one_by_one(scheme, monkeypatch):
+    """Same bits, whatever the number that a kernel tries: what is written does not change."""
+    torch.manual_seed(0)
+    weight = torch.randn(301, 1152, device="cuda")
+    inputs = torch.randn(2000, 1152, device="cuda") * torch.rand(1152, device="cuda")
+    statistics = Statistics.zeros(1152, weight.device)
+    statistics.add(inputs)
+    statistics.complete()
+    options = {"signed": True} if scheme.symmetric else {}
+    linears = Linears(weight, torch.bfloat16, scheme, statistics=statistics, options=options)
+    methods = [gptq.ColumnByColumn(), awq.Clipping()]
+    together = [method.round(linears).quantized for method in methods]
+    monkeypatch.setattr(grid, "SEARCHED", 1)
+    for method, found in zip(methods, together, strict=True):
+        alone = method.round(linears).quantized
+        assert torch.equal(found.scale, alone.scale)
+        assert torch.equal(found.values, alone.values)
+        assert found.zero_point is None or torch.equal(found.zero_point, alone.zero_point)
 
 
 def _host(tensor):
