@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from transformers.models.llama import modeling_llama
 
 from quantkit import grid, numbers
 from quantkit.methods import awq, gptq, products, refine, rounding, scales
 from quantkit.methods.contract import Linears
 from quantkit.methods.statistics import Statistics, magnitudes
-from quantkit.model import fast_modules
+from quantkit.model import fast_modules, rotary
 from quantkit.model.source import ModelSource
 from quantkit.numbers.activations import round_inputs
 from quantkit.recipe import ActivationScheme, WeightScheme
@@ -362,6 +363,23 @@ def test_norms_and_gated_units_equal_their_twins(width):
     ):
         assert (found.cpu() == expected).float().mean() > 0.99
         torch.testing.assert_close(found.cpu(), expected, rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("heads", [(12, 2), (5, 5), (64, 8)])
+@pytest.mark.parametrize("width", [64, 80, 128])
+@pytest.mark.parametrize("shared", [True, False])
+def test_rotary_embeddings_equal_those_of_transformers(heads, width, shared):
+    """Bit for bit, and laid out alike, so that attention takes the same kernel."""
+    torch.manual_seed(0)
+    made = [torch.randn(3, 77, n, width, device="cuda").bfloat16().transpose(1, 2) for n in heads]
+    angles = torch.randn(2, 1 if shared else 3, 77, width, device="cuda").bfloat16()
+    for given in (made, [x.contiguous() for x in made], [made[0], made[1].contiguous()]):
+        assert rotary._fits(*given, *angles)
+        expected = modeling_llama.apply_rotary_pos_emb(*given, *angles)
+        for found, wanted in zip(rotary.rotate(*given, *angles), expected, strict=True):
+            assert torch.equal(found, wanted)
+            assert found.stride() == wanted.stride()
+    assert rotary._gives_the_same(modeling_llama.apply_rotary_pos_emb, torch.device("cuda"))
 
 
 def test_products_that_are_added_are_those_that_were_not_there():
