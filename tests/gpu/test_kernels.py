@@ -396,6 +396,24 @@ def test_products_that_are_added_are_those_that_were_not_there():
     assert (target - wanted).norm() / wanted.norm() < 2e-5
 
 
+@pytest.mark.parametrize("shape", [(1, 40), (128, 3000), (2050, 128)])
+def test_halves_equal_their_twin(shape, monkeypatch):
+    """Bit for bit, also of a part of a matrix."""
+    torch.manual_seed(0)
+    matrix = torch.randn(shape[0] + 9, shape[1] + 30, device="cuda") * 1e3
+    whole = matrix[9:, 7 : 7 + shape[1]]
+
+    def all_of_them():
+        made = products.Halves.of(whole)
+        return made.high, made.low, products._side_by_side(whole), products._stacked(whole)
+
+    found = all_of_them()
+    monkeypatch.setattr(products, "_kernels", lambda matrix: False)
+    for ours, twin in zip(found, all_of_them(), strict=True):
+        assert torch.equal(ours, twin)
+        assert ours.stride() == twin.stride()
+
+
 @pytest.mark.parametrize("shape", [(1, 40), (700, 1000), (2048, 4096)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_magnitudes_equal_their_twin(shape, dtype):
