@@ -127,7 +127,7 @@ def row_energies(change: torch.Tensor, gram: Halves, exactly: bool = True) -> to
     """d G d^T for every row d of a weight's change: the squared error of that output channel."""
     product = precise if exactly else coarse
     parts = [(product(rows, gram) * rows).sum(1) for rows in torch.split(change, ROWS)]
-    return torch.cat(parts)
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def tile_energies(change: torch.Tensor, grams: torch.Tensor) -> torch.Tensor:
