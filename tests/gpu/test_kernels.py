@@ -7,7 +7,7 @@ from transformers.models.llama import modeling_llama
 from quantkit import grid, numbers
 from quantkit.methods import awq, gptq, products, refine, rounding, scales
 from quantkit.methods.contract import Linears
-from quantkit.methods.statistics import Statistics, magnitudes
+from quantkit.methods.statistics import Statistics, add_magnitudes_
 from quantkit.model import fast_modules, rotary
 from quantkit.model.source import ModelSource
 from quantkit.numbers.activations import round_inputs
@@ -418,9 +418,12 @@ def test_halves_equal_their_twin(shape, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_magnitudes_equal_their_twin(shape, dtype):
     torch.manual_seed(0)
-    flat = torch.randn(shape, device="cuda").to(dtype)
-    sums, largest = magnitudes(flat)
-    expected = magnitudes(flat.cpu())
+    batches = [torch.randn(shape, device="cuda").to(dtype) * (3 - n) for n in range(3)]
+    sums, largest = torch.zeros(2, shape[1], device="cuda")
+    expected = torch.zeros(2, shape[1])
+    for flat in (*batches, batches[0][:0]):
+        add_magnitudes_(sums, largest, flat)
+    for flat in batches:
+        add_magnitudes_(*expected, flat.cpu())
     torch.testing.assert_close(sums.cpu(), expected[0], rtol=1e-5, atol=1e-6)
     assert torch.equal(largest.cpu(), expected[1])
-    assert [part.sum().item() for part in magnitudes(flat[:0])] == [0, 0]
