@@ -9,11 +9,15 @@ symmetric, one zero point: weight = (value - zero_point) * scale.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from quantkit import numbers
 from quantkit.schemes import WeightScheme
+
+SEARCHED = 1 << 25
+"""Scales that a search tries at once, which bounds its memory."""
 
 
 @dataclass(frozen=True)
@@ -110,31 +114,49 @@ def search_parameters(
     weight: torch.Tensor,
     scheme: WeightScheme,
     dtype: torch.dtype,
-    error_of: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
+    errors_of: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
     ratios: Sequence[float],
     stored: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scales and zero points at the clipping ratio of each tile's range with the least error.
 
-    A negative ratio makes a negative scale: integers reach further below zero than above it.
+    The whole range is tried first, and the first wins ties. A negative ratio makes a negative
+    scale: integers reach further below zero than above it.
 
-    Scales are rounded to `dtype` (and `stored`) before they are evaluated: `error_of` maps scales
-    and zero points to the error of every tile.
+    Scales are rounded to `dtype` (and `stored`) before they are evaluated: `errors_of` maps scales
+    and zero points of all candidates, in a leading dimension, to the error of every tile. They are
+    tried together, since one after the other a GPU waits for hundreds of small operations.
     """
     view = tiles(weight, scheme)
     low, high = view.amin(-1).to(dtype), view.amax(-1).to(dtype)
-    best_scale, best_zero = parameters(low, high, scheme, stored)
-    best_error = error_of(best_scale, best_zero)
-    for ratio in ratios:
-        scale, zero = parameters(low * abs(ratio), high * abs(ratio), scheme, stored)
-        scale = -scale if ratio < 0 else scale
-        error = error_of(scale, zero)
-        better = error < best_error
-        best_error = torch.where(better, error, best_error)
-        best_scale = torch.where(better, scale, best_scale)
-        if best_zero is not None and zero is not None:
-            best_zero = torch.where(better, zero, best_zero)
-    return best_scale, best_zero
+    tried = _column((1.0, *ratios), low.ndim, low.device)
+    found = []
+    for some in torch.split(tried, max(1, SEARCHED // low.numel())):
+        part = some.abs()
+        scale, zero = parameters((low * part).to(dtype), (high * part).to(dtype), scheme, stored)
+        scale = scale.copysign(some.to(scale.dtype))
+        found.append(_least(errors_of(scale, zero), scale, zero))
+    if len(found) > 1:
+        errors, scales, zeros = zip(*found, strict=True)
+        zero = None if zeros[0] is None else torch.stack(zeros)
+        found = [_least(torch.stack(errors), torch.stack(scales), zero)]
+    _, scale, zero = found[0]
+    return scale, zero
+
+
+def _least(
+    errors: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The candidate of every tile with the least error, the first on ties."""
+    error, which = errors.min(0, keepdim=True)
+    zero = None if zero_point is None else zero_point.gather(0, which)[0]
+    return error[0], scale.gather(0, which)[0], zero
+
+
+@cache
+def _column(numbers: tuple[float, ...], n_after: int, device: torch.device) -> torch.Tensor:
+    """Numbers in a leading dimension; kept, since a copy to a GPU waits for all work before it."""
+    return torch.tensor(numbers, device=device).view(-1, *[1] * n_after)
 
 
 def steps(weight: QuantizedWeight, scheme: WeightScheme) -> torch.Tensor:

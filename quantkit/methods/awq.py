@@ -54,13 +54,13 @@ class Protecting:
         )
         found = rounding_errors(linears, tries)
         if linears.replay is None:
-            return tries[int(found.argmin())]
+            return tries[int(found.argmin())].clone()  # else all of them stay in memory
         best = [tries[i] for i in found.argsort()[:REPLAYED].tolist()]
         replayed = [
             linears.replay(rounding.smoothed_change(weight, scale, scheme).add_(weight))
             for scale in best
         ]
-        return best[int(torch.stack(replayed).argmin())]
+        return best[int(torch.stack(replayed).argmin())].clone()
 
 
 class Clipping:
@@ -79,7 +79,7 @@ class Clipping:
         grams = scales.tile_grams(linears.inputs.gram, grid.tiles(weight[:1], scheme).shape[-1])
         found = rounding.clipped(
             linears,
-            lambda scale, zero: rounding.tile_error(weight, scale, zero, grams, scheme),
+            lambda scale, zero: rounding.tile_errors(weight, scale, zero, grams, scheme),
         )
         return Rounded(grid.quantize(weight, *found, scheme))
 
@@ -120,13 +120,12 @@ def candidates(mean_abs: torch.Tensor, weight_abs: torch.Tensor) -> list[torch.T
 
     inputs = mean_abs.clamp(min=1e-6 * mean_abs.max().clamp(min=1e-30))
     weights = weight_abs.clamp(min=1e-6 * weight_abs.max().clamp(min=1e-30))
-    found = [torch.ones_like(inputs)]
-    for step in range(1, EXPONENTS):
-        exponent = step / EXPONENTS
-        for other in (0.0, 1 - exponent):
-            scale = inputs**exponent / weights**other
-            found.append(scale / (scale.max() * scale.min()).sqrt())
-    return found
+    exponents = [step / EXPONENTS for step in range(1, EXPONENTS)]
+    by_inputs = torch.stack([inputs**exponent for exponent in exponents])
+    by_both = by_inputs / torch.stack([weights ** (1 - exponent) for exponent in exponents])
+    found = torch.stack((by_inputs, by_both), 1).flatten(0, 1)
+    found /= (found.amax(1, keepdim=True) * found.amin(1, keepdim=True)).sqrt_()
+    return [torch.ones_like(inputs), *found]
 
 
 def rounding_errors(linears: Linears, tries: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -135,7 +135,7 @@ def _scales(linears: Linears) -> tuple[torch.Tensor, torch.Tensor | None]:
     importance = linears.inputs.gram.diagonal().contiguous()
     return rounding.clipped(
         linears,
-        lambda scale, zero: rounding.weighted_error(weight, scale, zero, importance, scheme),
+        lambda scale, zero: rounding.weighted_errors(weight, scale, zero, importance, scheme),
     )
 
 
@@ -311,6 +311,6 @@ def _compensate(remaining: torch.Tensor, errors: torch.Tensor, upper: torch.Tens
     from quantkit.methods import products
 
     if remaining.device.type == "cuda":
-        products.add_precise_(remaining, errors, products.Halves.of(upper), alpha=-1)
+        products.add_precise_(remaining, errors, upper, alpha=-1)
     else:
         remaining.addmm_(errors, upper, alpha=-1)

@@ -25,12 +25,21 @@ class Halves:
     def of(cls, matrix: torch.Tensor) -> "Halves":
         if matrix.device.type != "cuda":
             return cls(matrix, None)
+        if _kernels(matrix):
+            from quantkit.methods.kernels import halves
+
+            return cls(*halves.split(matrix))
         high = matrix.to(torch.bfloat16)
         low = torch.empty_like(high)
         for start in range(0, matrix.shape[0], ROWS):
             rows = slice(start, start + ROWS)
             low[rows] = matrix[rows] - high[rows]
         return cls(high, low)
+
+
+def _kernels(matrix: torch.Tensor) -> bool:
+    """Whether kernels can split a matrix: its rows are contiguous, as those of most are."""
+    return matrix.device.type == "cuda" and matrix.stride(1) == 1
 
 
 def _mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -70,19 +79,36 @@ def add_(
 
 
 def add_precise_(
-    target: torch.Tensor, left: torch.Tensor, right: Halves, alpha: float = 1.0
+    target: torch.Tensor, left: torch.Tensor, right: Halves | torch.Tensor, alpha: float = 1.0
 ) -> torch.Tensor:
     """Add the product, accurate to about 1e-5, to a float32 matrix.
 
     The three products are computed as one of concatenated matrices, so the target is read and
     written once: for few columns on the left.
     """
-    if right.low is None:
-        return target.add_(left @ right.high, alpha=alpha)
+    if target.device.type != "cuda":
+        return target.add_(left @ (right.high if isinstance(right, Halves) else right), alpha=alpha)
+    return add_(target, _side_by_side(left), _stacked(right), alpha)
+
+
+def _side_by_side(left: torch.Tensor) -> torch.Tensor:
+    if _kernels(left):
+        from quantkit.methods.kernels import halves
+
+        return halves.side_by_side(left)
     parts = Halves.of(left)
     assert parts.low is not None
-    wide = torch.cat((parts.high, parts.low, parts.high), 1)
-    return add_(target, wide, torch.cat((right.low, right.high, right.high)), alpha)
+    return torch.cat((parts.high, parts.low, parts.high), 1)
+
+
+def _stacked(right: Halves | torch.Tensor) -> torch.Tensor:
+    if isinstance(right, torch.Tensor) and _kernels(right):
+        from quantkit.methods.kernels import halves
+
+        return halves.stacked(right)
+    parts = right if isinstance(right, Halves) else Halves.of(right)
+    assert parts.low is not None
+    return torch.cat((parts.low, parts.high, parts.high))
 
 
 @cache
@@ -101,7 +127,7 @@ def row_energies(change: torch.Tensor, gram: Halves, exactly: bool = True) -> to
     """d G d^T for every row d of a weight's change: the squared error of that output channel."""
     product = precise if exactly else coarse
     parts = [(product(rows, gram) * rows).sum(1) for rows in torch.split(change, ROWS)]
-    return torch.cat(parts)
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def tile_energies(change: torch.Tensor, grams: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 A fused kernel on a GPU, its torch twin here elsewhere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -16,14 +16,14 @@ CLIP_RATIOS = tuple(1 - 0.05 * step for step in range(1, 10))
 
 
 def clipped(
-    linears: Linears, error: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+    linears: Linears, errors: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Scales and zero points that clip each tile where its error is smallest."""
     ratios = CLIP_RATIOS
     if linears.options.get("signed"):
         ratios += tuple(-ratio for ratio in (1.0, *CLIP_RATIOS))
     return grid.search_parameters(
-        linears.weight, linears.scheme, linears.dtype, error, ratios, linears.scale_dtype
+        linears.weight, linears.scheme, linears.dtype, errors, ratios, linears.scale_dtype
     )
 
 
@@ -42,37 +42,55 @@ def change(
     return rounded.sub_(weight)
 
 
-def weighted_error(
+def weighted_errors(
     weight: torch.Tensor,
     scale: torch.Tensor,
     zero_point: torch.Tensor | None,
     importance: torch.Tensor,
     scheme: WeightScheme,
 ) -> torch.Tensor:
-    """Squared change per tile [rows, tiles], each column weighted by its importance."""
+    """Squared change per tile, each column weighted by its importance.
+
+    For every candidate: scales, zero points and errors are [candidates, rows, tiles].
+    """
     if _fused(weight, scheme):
         from quantkit.methods.kernels import round_tiles
 
-        return round_tiles.weighted_error(weight, scale, zero_point, importance, scheme)
-    moved = change(weight, scale, zero_point, scheme).square_().mul_(importance)
-    return grid.tiles(moved, scheme).sum(-1)
+        return round_tiles.errors(weight, scale, zero_point, importance, scheme)
+    changes = _changes(weight, scale, zero_point, scheme)
+    return torch.stack(
+        [grid.tiles(moved.square_().mul_(importance), scheme).sum(-1) for moved in changes]
+    )
 
 
-def tile_error(
+def tile_errors(
     weight: torch.Tensor,
     scale: torch.Tensor,
     zero_point: torch.Tensor | None,
     grams: torch.Tensor,
     scheme: WeightScheme,
 ) -> torch.Tensor:
-    """Output error caused by the change of every tile [rows, tiles], by `tile_grams`."""
+    """Output error caused by the change of every tile, by `tile_grams`; for every candidate."""
     size = grams.shape[-1]
     if _fused(weight, scheme) and scheme.strategy == "group" and size in (16, 32, 64, 128):
         from quantkit.methods.kernels import round_tiles
 
-        return round_tiles.energies(weight, scale, zero_point, grams.bfloat16(), scheme)
-    moved = grid.tiles(change(weight, scale, zero_point, scheme), scheme)
-    return products.tile_energies(moved.transpose(0, 1), grams).t()
+        return round_tiles.errors(weight, scale, zero_point, grams.bfloat16(), scheme)
+    changes = (
+        grid.tiles(moved, scheme).transpose(0, 1)
+        for moved in _changes(weight, scale, zero_point, scheme)
+    )
+    return torch.stack([products.tile_energies(moved, grams).t() for moved in changes])
+
+
+def _changes(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    scheme: WeightScheme,
+) -> Iterator[torch.Tensor]:
+    for i, one in enumerate(scale):
+        yield change(weight, one, None if zero_point is None else zero_point[i], scheme)
 
 
 def smoothed_change(

@@ -47,9 +47,7 @@ class Statistics:
         _add_products(self.gram, flat[:n_taught])
         if self.held_out is not None:
             _add_products(self.held_out, flat[n_taught:])
-        sums, largest = magnitudes(flat)
-        self.total += sums
-        torch.maximum(self.max_abs, largest, out=self.max_abs)
+        add_magnitudes_(self.total, self.max_abs, flat)
         self.n_tokens += flat.shape[0]
 
     def complete(self) -> None:
@@ -86,11 +84,12 @@ def _add_products(matrix: torch.Tensor, flat: torch.Tensor) -> None:
         products.add_(slab, rows, flat[:, start:])
 
 
-def magnitudes(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of magnitudes and the largest one, per column, in float32."""
+def add_magnitudes_(total: torch.Tensor, largest: torch.Tensor, flat: torch.Tensor) -> None:
+    """Add up the magnitudes of every column, and raise the largest ones."""
     if flat.device.type == "cuda":
-        from quantkit.methods.kernels import magnitudes as kernel
+        from quantkit.methods.kernels import magnitudes
 
-        return kernel.magnitudes(flat)
-    sums = torch.linalg.vector_norm(flat, 1, 0, dtype=torch.float32)
-    return sums, torch.linalg.vector_norm(flat, float("inf"), 0).float()
+        magnitudes.add_(total, largest, flat)
+        return
+    total += torch.linalg.vector_norm(flat, 1, 0, dtype=torch.float32)
+    torch.maximum(largest, torch.linalg.vector_norm(flat, float("inf"), 0).float(), out=largest)

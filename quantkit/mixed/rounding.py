@@ -99,7 +99,7 @@ def change(rows: Rows, candidate: AnyCandidate) -> torch.Tensor:
             rows.weight,
             scheme,
             rows.dtype,
-            lambda scale, zero: rounding.weighted_error(
+            lambda scale, zero: rounding.weighted_errors(
                 rows.weight, scale, zero, importance, scheme
             ),
             RATIOS,

@@ -2,15 +2,17 @@
 
 Between its matrix products a block does little but read and write memory. A module is replaced
 while its block is loaded, and only if a trial has shown that its class computes the same: an RMS
-norm as in Llama, and down(silu(gate(x)) * up(x)).
+norm as in Llama, and down(silu(gate(x)) * up(x)). Rotary embeddings likewise, by `rotary`.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
 from torch.nn import functional
+
+from quantkit.model import rotary
 
 WIDEST = 16384
 """The longest vector that a program can hold."""
@@ -27,13 +29,15 @@ _same: dict[tuple[object, ...], bool] = {}
 def accelerated(block: torch.nn.Module) -> Iterator[None]:
     """Speed up the modules of a loaded block inside this context; on a GPU in bf16."""
     changed = []
+    fit = next((p.device for p in block.parameters() if _is_fit(p)), None)
     try:
         for module in block.modules():
             forward = _forward_of(module)
             if forward is not None:
                 module.forward = forward
                 changed.append(module)
-        yield
+        with nullcontext() if fit is None else rotary.replaced(block, fit):
+            yield
     finally:
         for module in changed:
             del module.forward

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from transformers.models.llama import modeling_llama
 
 from quantkit import grid, numbers
-from quantkit.methods import gptq, products, refine, rounding, scales
+from quantkit.methods import awq, gptq, products, refine, rounding, scales
 from quantkit.methods.contract import Linears
-from quantkit.methods.statistics import Statistics, magnitudes
-from quantkit.model import fast_modules
+from quantkit.methods.statistics import Statistics, add_magnitudes_
+from quantkit.model import fast_modules, rotary
 from quantkit.model.source import ModelSource
 from quantkit.numbers.activations import round_inputs
 from quantkit.onepass import tuning
@@ -82,13 +83,14 @@ def test_rounding_kernels_equal_their_twins(scheme, monkeypatch):
     view = grid.tiles(weight, scheme)
     low, high = view.amin(-1) * 0.8, view.amax(-1) * 0.8
     parameters = grid.parameters(low.bfloat16(), high.bfloat16(), scheme)
+    candidates = _candidates(weight, scheme)
     importance = torch.rand(1152, device="cuda") * 10
     smoothing = torch.rand(1152, device="cuda") + 0.5
 
     def all_three():
         return (
             rounding.change(weight, *parameters, scheme).float(),
-            rounding.weighted_error(weight, *parameters, importance, scheme),
+            rounding.weighted_errors(weight, *candidates, importance, scheme),
             rounding.smoothed_change(weight, smoothing, scheme).float(),
         )
 
@@ -104,13 +106,44 @@ def test_errors_of_tiles_equal_their_twin(scheme, monkeypatch):
     weight = torch.randn(301, 1152, device="cuda")
     inputs = torch.randn(2000, 1152, device="cuda") * torch.rand(1152, device="cuda")
     grams = scales.tile_grams(inputs.t() @ inputs, scheme.group_size)
-    view = grid.tiles(weight, scheme)
-    low, high = view.amin(-1) * 0.8, view.amax(-1) * 0.8
-    parameters = grid.parameters(low.bfloat16(), high.bfloat16(), scheme)
-    fused = rounding.tile_error(weight, *parameters, grams, scheme)
+    candidates = _candidates(weight, scheme)
+    fused = rounding.tile_errors(weight, *candidates, grams, scheme)
     monkeypatch.setattr(rounding, "_fused", lambda weight, scheme: False)
-    twin = rounding.tile_error(weight.cpu(), *(_host(p) for p in parameters), grams.cpu(), scheme)
-    assert (fused.cpu() - twin).norm() / twin.norm() < 4e-3
+    twin = rounding.tile_errors(weight.cpu(), *(_host(c) for c in candidates), grams.cpu(), scheme)
+    for ours, theirs in zip(fused.cpu(), twin, strict=True):
+        assert (ours - theirs).norm() / theirs.norm() < 4e-3
+
+
+def _candidates(weight, scheme):
+    """Scales and zero points at three ratios, one of them negative where that is possible."""
+    view = grid.tiles(weight, scheme)
+    ratios = torch.tensor([1.0, 0.8, 0.6], device="cuda")[:, None, None]
+    ends = ((end * ratios).bfloat16() for end in (view.amin(-1), view.amax(-1)))
+    scale, zero = grid.parameters(*ends, scheme)
+    if zero is None:
+        scale[1] *= -1
+    return scale, zero
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_candidates_tried_together_are_those_one_by_one(scheme, monkeypatch):
+    """Same bits, whatever the number that a kernel tries: what is written does not change."""
+    torch.manual_seed(0)
+    weight = torch.randn(301, 1152, device="cuda")
+    inputs = torch.randn(2000, 1152, device="cuda") * torch.rand(1152, device="cuda")
+    statistics = Statistics.zeros(1152, weight.device)
+    statistics.add(inputs)
+    statistics.complete()
+    options = {"signed": True} if scheme.symmetric else {}
+    linears = Linears(weight, torch.bfloat16, scheme, statistics=statistics, options=options)
+    methods = [gptq.ColumnByColumn(), awq.Clipping()]
+    together = [method.round(linears).quantized for method in methods]
+    monkeypatch.setattr(grid, "SEARCHED", 1)
+    for method, found in zip(methods, together, strict=True):
+        alone = method.round(linears).quantized
+        assert torch.equal(found.scale, alone.scale)
+        assert torch.equal(found.values, alone.values)
+        assert found.zero_point is None or torch.equal(found.zero_point, alone.zero_point)
 
 
 def _host(tensor):
@@ -333,6 +366,23 @@ def test_norms_and_gated_units_equal_their_twins(width):
         torch.testing.assert_close(found.cpu(), expected, rtol=2**-7, atol=1e-6)
 
 
+@pytest.mark.parametrize("heads", [(12, 2), (5, 5), (64, 8)])
+@pytest.mark.parametrize("width", [64, 80, 128])
+@pytest.mark.parametrize("shared", [True, False])
+def test_rotary_embeddings_equal_those_of_transformers(heads, width, shared):
+    """Bit for bit, and laid out alike, so that attention takes the same kernel."""
+    torch.manual_seed(0)
+    made = [torch.randn(3, 77, n, width, device="cuda").bfloat16().transpose(1, 2) for n in heads]
+    angles = torch.randn(2, 1 if shared else 3, 77, width, device="cuda").bfloat16()
+    for given in (made, [x.contiguous() for x in made], [made[0], made[1].contiguous()]):
+        assert rotary._fits(*given, *angles)
+        expected = modeling_llama.apply_rotary_pos_emb(*given, *angles)
+        for found, wanted in zip(rotary.rotate(*given, *angles), expected, strict=True):
+            assert torch.equal(found, wanted)
+            assert found.stride() == wanted.stride()
+    assert rotary._gives_the_same(modeling_llama.apply_rotary_pos_emb, torch.device("cuda"))
+
+
 def test_products_that_are_added_are_those_that_were_not_there():
     torch.manual_seed(0)
     target = torch.randn(300, 1000, device="cuda")
@@ -347,16 +397,37 @@ def test_products_that_are_added_are_those_that_were_not_there():
     assert (target - wanted).norm() / wanted.norm() < 2e-5
 
 
+@pytest.mark.parametrize("shape", [(1, 40), (128, 3000), (2050, 128)])
+def test_halves_equal_their_twin(shape, monkeypatch):
+    """Bit for bit, also of a part of a matrix."""
+    torch.manual_seed(0)
+    matrix = torch.randn(shape[0] + 9, shape[1] + 30, device="cuda") * 1e3
+    whole = matrix[9:, 7 : 7 + shape[1]]
+
+    def all_of_them():
+        made = products.Halves.of(whole)
+        return made.high, made.low, products._side_by_side(whole), products._stacked(whole)
+
+    found = all_of_them()
+    monkeypatch.setattr(products, "_kernels", lambda matrix: False)
+    for ours, twin in zip(found, all_of_them(), strict=True):
+        assert torch.equal(ours, twin)
+        assert ours.stride() == twin.stride()
+
+
 @pytest.mark.parametrize("shape", [(1, 40), (700, 1000), (2048, 4096)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_magnitudes_equal_their_twin(shape, dtype):
     torch.manual_seed(0)
-    flat = torch.randn(shape, device="cuda").to(dtype)
-    sums, largest = magnitudes(flat)
-    expected = magnitudes(flat.cpu())
+    batches = [torch.randn(shape, device="cuda").to(dtype) * (3 - n) for n in range(3)]
+    sums, largest = torch.zeros(2, shape[1], device="cuda")
+    expected = torch.zeros(2, shape[1])
+    for flat in (*batches, batches[0][:0]):
+        add_magnitudes_(sums, largest, flat)
+    for flat in batches:
+        add_magnitudes_(*expected, flat.cpu())
     torch.testing.assert_close(sums.cpu(), expected[0], rtol=1e-5, atol=1e-6)
     assert torch.equal(largest.cpu(), expected[1])
-    assert [part.sum().item() for part in magnitudes(flat[:0])] == [0, 0]
 
 
 def learner(scheme, dtype=torch.bfloat16):

@@ -7,7 +7,7 @@ import torch
 from tiny import cut_demo
 
 from quantkit import grid, numbers
-from quantkit.methods import gptq, products, refine
+from quantkit.methods import gptq, products, refine, rounding
 from quantkit.methods.products import Halves
 from quantkit.model.source import ModelSource
 from quantkit.onepass import estimate, tuning
@@ -98,13 +98,7 @@ def test_negative_scales_turn_a_lopsided_range_around():
         weight,
         scheme,
         torch.float32,
-        lambda scale, zero: (
-            grid.tiles(
-                grid.dequantize(grid.quantize(weight, scale, zero, scheme), scheme) - weight, scheme
-            )
-            .square()
-            .sum(-1)
-        ),
+        lambda scale, zero: rounding.weighted_errors(weight, scale, zero, torch.ones(32), scheme),
         [-0.75],
     )
     assert scale.item() == -1.0

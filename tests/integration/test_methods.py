@@ -125,6 +125,38 @@ def test_gptq_is_the_textbook(layer, scheme):
     assert same > (0.995 if platform.machine() in ("x86_64", "AMD64") else 0.98)
 
 
+@pytest.mark.parametrize("at_once", [1, 500, grid.SEARCHED])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=["symmetric", "zero points", "channel"])
+def test_each_tile_takes_the_first_of_its_best_ratios(layer, scheme, at_once, monkeypatch):
+    """Whatever the number that is tried at once, as a walk over the ratios would."""
+    monkeypatch.setattr(grid, "SEARCHED", at_once)
+    weight, _, statistics = layer
+    weight = weight.clone()
+    weight[2] = 0  # where all ratios tie
+    importance = statistics.gram.diagonal()
+
+    def errors_of(scale, zero):
+        return rounding.weighted_errors(weight, scale, zero, importance, scheme)
+
+    ratios = (0.9, 0.7, 0.5, *((-1.0, -0.8) if scheme.symmetric else ()))
+    scale, zero = grid.search_parameters(weight, scheme, torch.bfloat16, errors_of, ratios)
+    view = grid.tiles(weight, scheme)
+    low, high = view.amin(-1).bfloat16(), view.amax(-1).bfloat16()
+    wanted, zeros = grid.parameters(low, high, scheme)
+    least = torch.full(low.shape, float("inf"))
+    for ratio in (1.0, *ratios):
+        part, place = grid.parameters(low * abs(ratio), high * abs(ratio), scheme)
+        part = -part if ratio < 0 else part
+        error = errors_of(part[None], None if place is None else place[None])[0]
+        better = error < least
+        least = torch.where(better, error, least)
+        wanted = torch.where(better, part, wanted)
+        if place is not None:
+            zeros = torch.where(better, place, zeros)
+    assert torch.equal(scale, wanted)
+    assert zero is None or torch.equal(zero, zeros)
+
+
 def test_each_step_lowers_the_output_error(layer):
     weight, _, statistics = layer
     scheme = SCHEMES[0]
@@ -135,7 +167,7 @@ def test_each_step_lowers_the_output_error(layer):
         weight,
         scheme,
         torch.float32,
-        lambda scale, zero: rounding.weighted_error(weight, scale, zero, importance, scheme),
+        lambda scale, zero: rounding.weighted_errors(weight, scale, zero, importance, scheme),
         (0.95, 0.9, 0.85, 0.8),
     )
 

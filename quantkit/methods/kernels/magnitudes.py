@@ -1,7 +1,7 @@
-"""Sums and maxima of magnitudes per column in one read; torch twin: `statistics.magnitudes`.
+"""Sums and maxima of magnitudes per column in one read; torch twin: `add_magnitudes_`.
 
-A program scans some rows of some columns; the partial results are combined afterwards. NaN shows up
-in the Gram matrix.
+A program scans some rows of some columns. Maxima are the same in any order, so programs raise them
+directly; partial sums are added up afterwards. NaN shows up in the Gram matrix.
 """
 
 import torch
@@ -31,18 +31,19 @@ def _magnitudes(  # type: ignore[no-untyped-def]
         largest = tl.maximum(largest, values)
     at_part = tl.program_id(1) * n_columns + columns
     tl.store(sums_ptr + at_part, tl.sum(sums, 0), inside)
-    tl.store(largest_ptr + at_part, tl.max(largest, 0), inside)
+    tl.atomic_max(largest_ptr + columns, tl.max(largest, 0), inside)
 
 
-def magnitudes(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of magnitudes and the largest one, per column of a matrix."""
+def add_(total: torch.Tensor, largest: torch.Tensor, flat: torch.Tensor) -> None:
+    """Add the sums of magnitudes of a matrix's columns, and raise the largest ones."""
     n_rows, n_columns = flat.shape
+    if not n_rows:
+        return
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
-    n_parts = max(1, triton.cdiv(n_rows, ROWS))
-    sums, largest = torch.zeros(2, n_parts, n_columns, device=flat.device)
-    if n_rows:
-        _magnitudes[(triton.cdiv(n_columns, COLUMNS), n_parts)](
-            flat, sums, largest, n_rows, n_columns, flat.stride(0),
-            ROWS=ROWS, STEP=STEP, COLUMNS=COLUMNS, num_warps=4,
-        )  # fmt: skip
-    return sums.sum(0), largest.amax(0)
+    n_parts = triton.cdiv(n_rows, ROWS)
+    sums = torch.empty(n_parts, n_columns, device=flat.device)
+    _magnitudes[(triton.cdiv(n_columns, COLUMNS), n_parts)](
+        flat, sums, largest, n_rows, n_columns, flat.stride(0),
+        ROWS=ROWS, STEP=STEP, COLUMNS=COLUMNS, num_warps=4,
+    )  # fmt: skip
+    total += sums.sum(0)

@@ -20,15 +20,13 @@ JUDGED = 64
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _round(  # type: ignore[no-untyped-def]
-    weight_ptr, smoothing_ptr, scale_ptr, zero_ptr, importance_ptr, out_ptr,
-    n_rows, n_columns, n_tiles, scale_stride, tiles_per_scale, bottom, top, inverse, empty,
-    SMOOTH: tl.constexpr, ZERO: tl.constexpr, ERROR: tl.constexpr,
-    ROWS: tl.constexpr, SIZE: tl.constexpr,
+    weight_ptr, smoothing_ptr, scale_ptr, zero_ptr, out_ptr,
+    n_rows, n_columns, scale_stride, tiles_per_scale, bottom, top, inverse, empty,
+    SMOOTH: tl.constexpr, ZERO: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     rows, inside, tile, at, weight = tile_of(weight_ptr, n_rows, n_columns, ROWS, SIZE)
-    columns = tile * SIZE + tl.arange(0, SIZE)
     if SMOOTH:
-        smoothing = tl.load(smoothing_ptr + columns)[None, :]
+        smoothing = tl.load(smoothing_ptr + tile * SIZE + tl.arange(0, SIZE))[None, :]
         smoothed = weight * smoothing
         low = tl.minimum(tl.min(smoothed, 1), 0.0)
         high = tl.maximum(tl.max(smoothed, 1), 0.0)
@@ -56,34 +54,41 @@ def _round(  # type: ignore[no-untyped-def]
     if SMOOTH:
         rounded = tl.div_rn(rounded, smoothing)
     change = rounded - weight
-    if ERROR:
-        importance = tl.load(importance_ptr + columns)[None, :]
-        error = tl.sum(change * change * importance, 1)
-        tl.store(out_ptr + rows * n_tiles + tile, error, inside)
-    else:
-        tl.store(out_ptr + at, change.to(out_ptr.dtype.element_ty), inside[:, None])
+    tl.store(out_ptr + at, change.to(out_ptr.dtype.element_ty), inside[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _energy(  # type: ignore[no-untyped-def]
-    weight_ptr, scale_ptr, zero_ptr, grams_ptr, out_ptr,
-    n_rows, n_columns, n_tiles, bottom, top,
-    ZERO: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
+def _judge(  # type: ignore[no-untyped-def]
+    weight_ptr, scale_ptr, zero_ptr, judge_ptr, out_ptr,
+    n_candidates, n_rows, n_columns, n_tiles, n_scales, bottom, top,
+    ZERO: tl.constexpr, GRAM: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     rows, present, tile, _, weight = tile_of(weight_ptr, n_rows, n_columns, ROWS, SIZE)
     within = tl.arange(0, SIZE)
-    at_scale = rows * n_tiles + tile
-    scale = tl.load(scale_ptr + at_scale, present, 1.0).to(tl.float32)
-    zero = tl.zeros_like(scale)
-    if ZERO:
-        zero = tl.load(zero_ptr + at_scale, present, 0).to(tl.float32)
-    wide = tl.broadcast_to(scale[:, None], (ROWS, SIZE))
-    value = libdevice.rint(tl.div_rn(weight, wide) + zero[:, None])
-    value = tl.minimum(tl.maximum(value, bottom), top)
-    change = ((value - zero[:, None]) * wide - weight).to(tl.bfloat16)
-    gram = tl.load(grams_ptr + tile * SIZE * SIZE + within[:, None] * SIZE + within[None, :])
-    product = tl.dot(change, gram, out_dtype=tl.float32)
-    tl.store(out_ptr + at_scale, tl.sum(product * change.to(tl.float32), 1), present)
+    if GRAM:
+        at_gram = tile * SIZE * SIZE + within[:, None] * SIZE + within[None, :]
+        judge = tl.load(judge_ptr + at_gram)
+    else:
+        judge = tl.load(judge_ptr + tile * SIZE + within)[None, :]
+    place = tile // (n_tiles // n_scales)
+    zero = tl.zeros((ROWS,), tl.float32)
+    for candidate in range(n_candidates):
+        at_row = candidate * n_rows + rows.to(tl.int64)
+        at_scale = at_row * n_scales + place
+        scale = tl.load(scale_ptr + at_scale, present, 1.0).to(tl.float32)
+        if ZERO:
+            zero = tl.load(zero_ptr + at_scale, present, 0).to(tl.float32)
+        wide = tl.broadcast_to(scale[:, None], (ROWS, SIZE))
+        value = libdevice.rint(tl.div_rn(weight, wide) + zero[:, None])
+        value = tl.minimum(tl.maximum(value, bottom), top)
+        change = (value - zero[:, None]) * wide - weight
+        if GRAM:
+            narrow = change.to(tl.bfloat16)
+            product = tl.dot(narrow, judge, out_dtype=tl.float32)
+            error = tl.sum(product * narrow.to(tl.float32), 1)
+        else:
+            error = tl.sum(change * change * judge, 1)
+        tl.store(out_ptr + at_row * n_tiles + tile, error, present)
 
 
 def _launch(
@@ -94,7 +99,6 @@ def _launch(
     smoothing: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
     zero_point: torch.Tensor | None = None,
-    importance: torch.Tensor | None = None,
 ) -> None:
     n_rows, n_columns = weight.shape
     bottom, top = grid.limits(scheme)
@@ -108,11 +112,10 @@ def _launch(
         any_pointer if smoothing is None else smoothing.contiguous(),
         scales,
         zeros,
-        any_pointer if importance is None else importance.contiguous(),
         out,
-        n_rows, n_columns, n_columns // size, n_scales, n_columns // size // n_scales,
+        n_rows, n_columns, n_scales, n_columns // size // n_scales,
         bottom, top, inverse, torch.finfo(torch.float32).eps,
-        SMOOTH=smoothing is not None, ZERO=not scheme.symmetric, ERROR=importance is not None,
+        SMOOTH=smoothing is not None, ZERO=not scheme.symmetric,
         ROWS=ROWS, SIZE=size, num_warps=4,
     )  # fmt: skip
 
@@ -136,21 +139,6 @@ def change(
     return out
 
 
-def weighted_error(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    zero_point: torch.Tensor | None,
-    importance: torch.Tensor,
-    scheme: WeightScheme,
-) -> torch.Tensor:
-    """Squared change of every tile, each column weighted by its importance."""
-    size = _tile_size(weight, scheme)
-    rows, columns = weight.shape
-    out = torch.empty(rows, columns // size, device=weight.device)
-    _launch(weight, scheme, out, size, scale=scale, zero_point=zero_point, importance=importance)
-    return out.view(rows, scale.shape[1], -1).sum(-1)
-
-
 def smoothed_change(
     weight: torch.Tensor, smoothing: torch.Tensor, scheme: WeightScheme
 ) -> torch.Tensor:
@@ -160,20 +148,28 @@ def smoothed_change(
     return out
 
 
-def energies(
+def errors(
     weight: torch.Tensor,
     scale: torch.Tensor,
     zero_point: torch.Tensor | None,
-    grams: torch.Tensor,
+    judge: torch.Tensor,
     scheme: WeightScheme,
 ) -> torch.Tensor:
-    """d G d^T of every tile's change d; `grams` is [tiles, size, size] in bf16."""
-    n_tiles, size, _ = grams.shape
-    n_rows, n_columns = weight.shape
-    out = torch.empty(n_rows, n_tiles, device=weight.device)
-    _energy[(triton.cdiv(n_rows, JUDGED), n_tiles)](
-        weight, scale.contiguous(), out if zero_point is None else zero_point.contiguous(), grams,
-        out, n_rows, n_columns, n_tiles, *grid.limits(scheme),
-        ZERO=zero_point is not None, ROWS=JUDGED, SIZE=size, num_warps=4,
+    """The error of every tile's change d, for every candidate [candidates, rows, scales].
+
+    d G d^T, with the tiles' Gram matrices [tiles, size, size] in bf16 to judge by; or the squares
+    of d weighted by the importance of columns.
+    """
+    by_gram = judge.ndim == 3
+    n_candidates, n_rows, n_scales = scale.shape
+    n_columns, size = weight.shape[1], _tile_size(weight, scheme)
+    n_tiles = n_columns // size
+    rows = JUDGED if by_gram else ROWS
+    out = torch.empty(n_candidates, n_rows, n_tiles, device=weight.device)
+    _judge[(triton.cdiv(n_rows, rows), n_tiles)](
+        weight, scale.contiguous(), out if zero_point is None else zero_point.contiguous(),
+        judge.contiguous(), out,
+        n_candidates, n_rows, n_columns, n_tiles, n_scales, *grid.limits(scheme),
+        ZERO=zero_point is not None, GRAM=by_gram, ROWS=rows, SIZE=size, num_warps=4,
     )  # fmt: skip
-    return out
+    return out if n_tiles == n_scales else out.view(*scale.shape, -1).sum(-1)
