@@ -159,7 +159,7 @@ class Position(Scaled):
             from quantkit.methods.kernels import learning
 
             found = [torch.empty_like(self.factors), torch.empty_like(self.codes)]
-            learning.learn(self._linear, gradient, found, momentum=0)
+            learning.learn(self._linear, gradient, found, momentum=0.0)
             return found
         of_codes = grid.tiles(gradient.float(), self.scheme) * (self._unit() * self.factors)
         return [*super().slopes(gradient), of_codes]
