@@ -16,6 +16,7 @@ after. The order of batches is fixed, so a run is reproducible.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -159,7 +160,7 @@ class Position(Scaled):
             from quantkit.methods.kernels import learning
 
             found = [torch.empty_like(self.factors), torch.empty_like(self.codes)]
-            learning.learn(self._linear(), gradient, found, momentum=0)
+            learning.learn(self._linear, gradient, found, momentum=0.0)
             return found
         of_codes = grid.tiles(gradient.float(), self.scheme) * (self._unit() * self.factors)
         return [*super().slopes(gradient), of_codes]
@@ -171,7 +172,7 @@ class Position(Scaled):
         if self._is_fused:
             from quantkit.methods.kernels import learning
 
-            learning.learn(self._linear(), gradient, means, momentum)
+            learning.learn(self._linear, gradient, means, momentum)
         else:
             super().learn(gradient, means, momentum)
 
@@ -188,7 +189,7 @@ class Position(Scaled):
             from quantkit.methods.kernels import learning
 
             by = share * reach.codes, share * reach.scales
-            learning.move(self._linear(), slopes, by, weight)
+            learning.move(self._linear, slopes, by, weight)
         else:
             super().rewrite(weight, slopes, share, reach)
 
@@ -196,6 +197,7 @@ class Position(Scaled):
     def _is_fused(self) -> bool:
         return self.codes.device.type == "cuda" and self.scheme.kind == "int"
 
+    @cached_property
     def _linear(self) -> "learning.Linear":
         from quantkit.methods.kernels import learning
 

@@ -472,8 +472,15 @@ LEARNT = [
 
 
 @pytest.mark.parametrize("scheme", LEARNT, ids=str)
-@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("computed", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("stored", "computed"),
+    [
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.bfloat16),
+        (torch.float32, torch.float32),
+    ],
+    ids=str,
+)
 def test_steps_of_codes_and_scales_are_those_of_their_twins(scheme, stored, computed, monkeypatch):
     torch.manual_seed(1)
     # Sums of whole numbers are exact in any order.

@@ -143,6 +143,18 @@ def test_tuning_starts_from_the_codes_that_are_there(layer, scheme):
     assert position.codes.max() <= high
 
 
+def test_settings_of_torch_are_back_after_gradients():
+    from torch.utils import deterministic
+
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert deterministic.fill_uninitialized_memory
+    with tuning.reproducible():
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not deterministic.fill_uninitialized_memory
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert deterministic.fill_uninitialized_memory
+
+
 def test_tune_is_an_option_of_recipes_that_have_a_gradient_stage():
     assert Recipe.load("gptq-w4a16").tuned().tuning_steps > 0
     with pytest.raises(Exception, match="rtn-w4a16 cannot be tuned"):

@@ -156,6 +156,23 @@ def test_blocks_that_keep_their_graphs_change_no_byte(made, plain, monkeypatch, 
     assert kept[1:] == [0]
 
 
+@pytest.mark.parametrize(
+    ("lengths", "n_parts"),
+    [([64] * 5, 3), ([64, 64, 30, 30, 30, 30, 64], 3), ([300, 300], 6), ([], 0)],
+)
+def test_logits_of_every_token_are_made_once_and_few_at_a_time(lengths, n_parts, monkeypatch):
+    monkeypatch.setattr(distil, "POSITIONS", 128)
+    counts = [torch.zeros(length) for length in lengths]
+    parts = list(distil._parts(lengths))
+    assert len(parts) == n_parts
+    for samples, positions in parts:
+        together = torch.stack(counts[samples])[:, positions]
+        assert 0 < together.numel() <= 128
+        for count in counts[samples]:
+            count[positions] += 1
+    assert all((count == 1).all() for count in counts)
+
+
 def test_slopes_of_codes_and_scales_follow_from_those_of_weights():
     torch.manual_seed(0)
     weight = torch.randn(6, 64)
