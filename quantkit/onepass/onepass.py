@@ -39,7 +39,7 @@ from quantkit.onepass.padding import Padding
 from quantkit.onepass.ranks import Ranks
 from quantkit.onepass.result import BlockResult
 from quantkit.onepass.streams import Stream, streams_of
-from quantkit.onepass.visit import Observation, Visit
+from quantkit.onepass.visit import Fed, Observation, Visit
 from quantkit.onepass.watcher import Watcher
 from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress, Silent
@@ -175,6 +175,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
         if ranks.is_first:
             delivery.submit(partial(_copy_others, wanted, decoder.written))
         for index, state in decoder.read_ahead(require_finite):
+            fed: Fed = {}
             visits = [
                 Visit(
                     decoder,
@@ -185,6 +186,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
                     padding,
                     ranks,
                     wanted.shares_experts,
+                    fed,
                 )
                 for stream in streams
             ]
