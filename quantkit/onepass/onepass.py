@@ -173,7 +173,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     visits: list[Visit] = []
     with Delivery() as delivery:
         if ranks.is_first:
-            delivery.submit(partial(_copy_others, wanted, decoder.written))
+            delivery.submit(partial(_copy_others, wanted, decoder.written), 0)
         for index, state in decoder.read_ahead(require_finite):
             fed: Fed = {}
             visits = [
@@ -196,7 +196,8 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
                 for i, result in _quantize(some, wanted, done):
                     if ranks.is_first:
                         finished = FinishedBlock(index, decoder, state, plans[i], result)
-                        delivery.submit(partial(finished.deliver, writers[i], journals[i], status))
+                        deliver = partial(finished.deliver, writers[i], journals[i], status)
+                        delivery.submit(deliver, finished.tensors.n_bytes)
                 progress.advance(len(some))
     progress.finish()
     if importance is not None:
