@@ -28,7 +28,10 @@ class Halves:
         if _kernels(matrix):
             from quantkit.methods.kernels import halves
 
-            return cls(*halves.split(matrix))
+            if matrix.stride(1) == 1:
+                return cls(*halves.split(matrix))
+            high, low = halves.split(matrix.mT)  # stays column by column, as torch leaves it
+            return cls(high.mT, low.mT)
         high = matrix.to(torch.bfloat16)
         low = torch.empty_like(high)
         for start in range(0, matrix.shape[0], ROWS):
@@ -38,8 +41,8 @@ class Halves:
 
 
 def _kernels(matrix: torch.Tensor) -> bool:
-    """Whether kernels can split a matrix: its rows are contiguous, as those of most are."""
-    return matrix.device.type == "cuda" and matrix.stride(1) == 1
+    """Whether kernels split a matrix: its rows or its columns are contiguous."""
+    return matrix.device.type == "cuda" and 1 in matrix.stride()
 
 
 def _mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

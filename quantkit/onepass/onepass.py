@@ -40,7 +40,7 @@ from quantkit.onepass.padding import Padding
 from quantkit.onepass.ranks import Ranks
 from quantkit.onepass.result import BlockResult
 from quantkit.onepass.streams import Stream, streams_of
-from quantkit.onepass.visit import Observation, Visit
+from quantkit.onepass.visit import Fed, Observation, Visit
 from quantkit.onepass.watcher import Watcher
 from quantkit.plan.checkpoint import Plan
 from quantkit.progress import Progress, Silent
@@ -174,8 +174,9 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
     visits: list[Visit] = []
     with Delivery() as delivery:
         if ranks.is_first:
-            delivery.submit(partial(_copy_others, wanted, decoder.written))
+            delivery.submit(partial(_copy_others, wanted, decoder.written), 0)
         for index, state in decoder.read_ahead(require_finite):
+            fed: Fed = {}
             visits = [
                 Visit(
                     decoder,
@@ -186,6 +187,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
                     padding,
                     ranks,
                     wanted.shares_experts,
+                    fed,
                 )
                 for stream in streams
             ]
@@ -195,7 +197,8 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
                 for i, result in _quantize(some, wanted, done):
                     if ranks.is_first:
                         finished = FinishedBlock(index, decoder, state, plans[i], result)
-                        delivery.submit(partial(finished.deliver, writers[i], journals[i], status))
+                        deliver = partial(finished.deliver, writers[i], journals[i], status)
+                        delivery.submit(deliver, finished.tensors.n_bytes)
             progress.advance(1)
     progress.finish()
     if importance is not None:

@@ -28,6 +28,8 @@ from quantkit.onepass.streams import Stream
 from quantkit.plan.checkpoint import Plan
 from quantkit.recipe import Recipe
 
+Fed = dict[tuple[tuple[str, ...], ...], dict[str, feeders.Feeder]]
+"""What feeds the groups of linears of a block, by the groups."""
 TOKENS_REPLAYED = {"cuda": 4096, "cpu": 512}
 
 
@@ -44,6 +46,8 @@ class Visit:
     ranks: Ranks = field(default_factory=Ranks)
     shares_experts: bool = False
     """Experts share the statistics of their common input."""
+    fed: Fed = field(default_factory=dict)
+    """The block decides that, not the stream: visits of one block share what the first finds."""
 
     def module(self, name: str) -> str:
         """The name of a module of this block in files."""
@@ -146,15 +150,18 @@ class Visit:
             _require_finite(decoder.name(self.index), collector)
             found: dict[str, feeders.Feeder] = {}
             if samples is not None:
-                one = samples[:1]
-                found = feeders.find(
-                    block,
-                    collector.groups,
-                    lambda: decoder.run(block, one, alone),
-                    _head_width(block, decoder.model.config.get_text_config()),
-                    self.padding.first(1),
-                )
-                found = self.ranks.share(found)
+                groups = tuple((leader, *names) for leader, names in collector.groups.items())
+                if groups not in self.fed:
+                    one = samples[:1]
+                    made = feeders.find(
+                        block,
+                        collector.groups,
+                        lambda: decoder.run(block, one, alone),
+                        _head_width(block, decoder.model.config.get_text_config()),
+                        self.padding.first(1),
+                    )
+                    self.fed[groups] = self.ranks.share(made)
+                found = self.fed[groups]
         return Observation(self, collector, cached, found, samples, arguments)
 
     def _require_met(self, collector: Collector, quantised: Container[str]) -> None:

@@ -397,12 +397,17 @@ def test_products_that_are_added_are_those_that_were_not_there():
     assert (target - wanted).norm() / wanted.norm() < 2e-5
 
 
-@pytest.mark.parametrize("shape", [(1, 40), (128, 3000), (2050, 128)])
-def test_halves_equal_their_twin(shape, monkeypatch):
-    """Bit for bit, also of a part of a matrix."""
+@pytest.mark.parametrize("shape", [(2, 40), (128, 3000), (2050, 128)])
+@pytest.mark.parametrize("kind", ["whole", "part", "columns", "part of columns"])
+def test_halves_equal_their_twin(shape, kind, monkeypatch):
+    """Bit for bit and laid out alike, also of a part of a matrix, or of one stored by columns."""
     torch.manual_seed(0)
-    matrix = torch.randn(shape[0] + 9, shape[1] + 30, device="cuda") * 1e3
-    whole = matrix[9:, 7 : 7 + shape[1]]
+    rows, columns = shape
+    extra = (9, 30) if "part" in kind else (0, 0)
+    whole = torch.randn(rows + extra[0], columns + extra[1], device="cuda") * 1e3
+    if "columns" in kind:
+        whole = whole.t().contiguous().t()
+    whole = whole[extra[0] :, extra[1] // 4 :][:rows, :columns]
 
     def all_of_them():
         made = products.Halves.of(whole)

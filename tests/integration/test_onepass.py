@@ -7,7 +7,7 @@ from tiny import cut_demo
 from quantkit.cli.main import main
 from quantkit.errors import DataError, MethodError
 from quantkit.model.source import ModelSource
-from quantkit.onepass import onepass, probe
+from quantkit.onepass import feeders, onepass, probe
 from quantkit.onepass.prepare import CalibrationChoice
 from quantkit.onepass.run import Run, quantize
 from quantkit.pipeline import finished_before
@@ -79,6 +79,16 @@ def test_a_recipe_writes_the_same_bytes_whoever_runs_beside_it(
 ):
     (alone,) = quantize(short_demo, [Recipe.load(name)], tmp_path, calibration=FEW)
     assert alone.digest == together[name].digest
+
+
+def test_what_feeds_a_block_is_found_once_for_all_streams(short_demo, tmp_path, monkeypatch):
+    searches, find = [], feeders.find
+    monkeypatch.setattr(feeders, "find", lambda *a: searches.append(a) or find(*a))
+    recipes = [Recipe.load("awq-w4a16"), Recipe.load("awq-gptq-w4a16")]
+    made = quantize(short_demo, recipes, tmp_path / "both", calibration=FEW)
+    assert len(searches) == 2  # blocks, where there are two streams
+    (alone,) = quantize(short_demo, recipes[1:], tmp_path / "one", calibration=FEW)
+    assert alone.digest == made[1].digest
 
 
 @pytest.mark.parametrize("name", NAMES)

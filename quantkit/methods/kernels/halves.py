@@ -13,13 +13,13 @@ COLUMNS = 128
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _split(  # type: ignore[no-untyped-def]
-    matrix_ptr, high_ptr, low_ptr, again_ptr, n_rows, n_columns, stride, out_stride,
+    matrix_ptr, high_ptr, low_ptr, again_ptr, n_rows, n_columns, by_row, by_column, out_stride,
     AGAIN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     columns = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     inside = (rows < n_rows) & (columns < n_columns)
-    whole = tl.load(matrix_ptr + rows * stride + columns, inside, 0.0)
+    whole = tl.load(matrix_ptr + rows * by_row + columns * by_column, inside, 0.0)
     high = whole.to(tl.bfloat16)
     at = rows * out_stride + columns
     tl.store(high_ptr + at, high, inside)
@@ -35,7 +35,7 @@ def _launch(
     if matrix.numel():
         _split[(triton.cdiv(n_rows, ROWS), triton.cdiv(n_columns, COLUMNS))](
             matrix, high, low, high if again is None else again,
-            n_rows, n_columns, matrix.stride(0), high.stride(0),
+            n_rows, n_columns, *matrix.stride(), high.stride(0),
             AGAIN=again is not None, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,
         )  # fmt: skip
 
@@ -45,7 +45,7 @@ def _empty(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 
 
 def split(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The high and the low half of a matrix whose rows are contiguous."""
+    """The high and the low half of a matrix, row by row."""
     high, low = _empty(matrix, *matrix.shape), _empty(matrix, *matrix.shape)
     _launch(matrix, high, low)
     return high, low
