@@ -16,7 +16,6 @@ after. The order of batches is fixed, so a run is reproducible.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -189,7 +188,7 @@ class Position(Scaled):
             from quantkit.methods.kernels import learning
 
             by = share * reach.codes, share * reach.scales
-            learning.move(self._linear, slopes, by, weight)
+            self.factors = learning.move(self._linear, slopes, by, weight)
         else:
             super().rewrite(weight, slopes, share, reach)
 
@@ -197,7 +196,7 @@ class Position(Scaled):
     def _is_fused(self) -> bool:
         return self.codes.device.type == "cuda" and self.scheme.kind == "int"
 
-    @cached_property
+    @property
     def _linear(self) -> "learning.Linear":
         from quantkit.methods.kernels import learning
 

@@ -101,14 +101,15 @@ def _sign(slope):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _move(  # type: ignore[no-untyped-def]
-    weight_ptr, code_ptr, factor_ptr, scale_ptr, zero_ptr, scale_slope_ptr, code_slope_ptr,
-    n_tiles, bottom, top, by_codes, by_scales,
+    weight_ptr, moved_ptr, code_ptr, factor_ptr, scale_ptr, zero_ptr, scale_slope_ptr,
+    code_slope_ptr, n_tiles, bottom, top, by_codes, by_scales,
     ZERO: tl.constexpr, SIZE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tiles, present, unit, zero = _tiles(scale_ptr, zero_ptr, n_tiles, ZERO, TILES)
     sign = _sign(tl.load(scale_slope_ptr + tiles, present, 0.0))
     factor = tl.load(factor_ptr + tiles, present, 1.0) - sign * by_scales
-    tl.store(factor_ptr + tiles, factor, present)
+    # Not in place: several threads hold a tile's factor, and one may read what another has written.
+    tl.store(moved_ptr + tiles, factor, present)
     # The nearest scale that can be stored; see `Number.nearest_scale`.
     stored = (unit * factor).to(scale_ptr.dtype.element_ty).to(tl.float32)
     step = tl.where((stored * unit > 0.0) & (tl.abs(stored) < float("inf")), stored, unit)
@@ -139,17 +140,19 @@ def learn(
 
 def move(
     linear: Linear, slopes: list[torch.Tensor], by: tuple[float, float], weight: torch.Tensor
-) -> None:
-    """Move codes and factors by so much against the signs of slopes; `weight` becomes what they
-    represent.
+) -> torch.Tensor:
+    """Move codes by so much against the signs of slopes, and return the factors moved likewise;
+    `weight` becomes what they represent.
     """
     assert weight.is_contiguous()
     of_scales, of_codes = slopes
     grid, sizes = _sizes(linear)
+    moved = torch.empty_like(linear.factors)
     _move[grid](
-        weight, *_pointers(linear), of_scales, of_codes,
+        weight, moved, *_pointers(linear), of_scales, of_codes,
         linear.factors.numel(), *linear.limits, *by, **sizes,
     )  # fmt: skip
+    return moved
 
 
 def _pointers(linear: Linear) -> tuple[torch.Tensor, ...]:
