@@ -16,7 +16,7 @@ import torch
 from quantkit import numbers
 from quantkit.schemes import WeightScheme
 
-SEARCHED = 1 << 25
+SEARCHED = 1 << 24
 """Scales that a search tries at once, which bounds its memory."""
 
 

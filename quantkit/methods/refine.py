@@ -148,7 +148,7 @@ def _descend(
                 # Accurate enough to choose by; updates to columns of other panels are exact.
                 later = slice(here.stop, panel.stop)
                 if later.start < later.stop:
-                    other = _part(halves, here, later).high
+                    other = halves.high[here, later]
                     products.add_(near[:, inside.stop :], change.to(other.dtype), other)
             products.add_precise_(slope, moved, _part(halves, panel, slice(None)))
     change = grid.dequantize(made, scheme).sub_(weight)

@@ -91,16 +91,16 @@ def update_block(
 
     One weight [rows, columns], or several [weights, rows, columns] with a leading dimension in all.
     """
-    if weight.ndim == 2:
-        only = None if zero is None else zero[None]
-        parts = (weight[None], chosen[None], upper[None], scale[None], only, tile[None])
-        return update_block(*parts, bottom, top, is_fp4)[0]
-    n_weights, n_rows, n_columns = weight.shape
-    errors = torch.empty(n_weights, n_rows, n_columns, device=weight.device)
-    _update[(triton.cdiv(n_rows, ROWS), n_weights)](
+    *several, n_rows, n_columns = weight.shape
+    errors = torch.empty(weight.shape, device=weight.device)
+
+    def by_weight(tensor: torch.Tensor) -> int:
+        return tensor.stride(0) if several else 0
+
+    _update[(triton.cdiv(n_rows, ROWS), several[0] if several else 1)](
         weight, chosen, errors, upper, scale, zero if zero is not None else scale, tile,
-        n_rows, n_columns, weight.stride(1), chosen.stride(1), upper.stride(1), scale.stride(1),
-        weight.stride(0), chosen.stride(0), upper.stride(0), scale.stride(0), tile.stride(0),
+        n_rows, n_columns, weight.stride(-2), chosen.stride(-2), upper.stride(-2), scale.stride(-2),
+        by_weight(weight), by_weight(chosen), by_weight(upper), by_weight(scale), by_weight(tile),
         bottom, top,
         HAS_ZERO=zero is not None, IS_FP4=is_fp4,
         ROWS=ROWS, COLUMNS=triton.next_power_of_2(n_columns), num_warps=WARPS,
