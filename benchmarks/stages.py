@@ -5,7 +5,8 @@
 Runs the command in this process and writes its stages to FILE. The main thread's add up to the wall
 clock: a stage within another is counted once, as the inner one. Other threads read, write and hash
 meanwhile; theirs stand apart, and where they do not keep up the main thread waits, which is a stage
-too. Functions are wrapped from outside: the program itself keeps no such book.
+too. `pass` has the seconds of every block, and what the pass takes before the first and after the
+last. Functions are wrapped from outside: the program itself keeps no such book.
 """
 
 import importlib
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import wraps
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,12 @@ class Book:
         self._open: list[str] = []
         self.main: dict[str, float] = {}
         self.beside: dict[str, float] = {}
+        self.marks: list[float] = []
+        """When the pass began, came to each block, had done the last one, and was over."""
         self._lock = threading.Lock()
+
+    def mark(self) -> None:
+        self.marks.append(time.perf_counter())
 
     def enter(self, stage: str) -> None:
         self._turn()
@@ -79,10 +86,12 @@ class Book:
 
     def closed(self) -> dict[str, Any]:
         self._turn()
+        before, *blocks, after = [b - a for a, b in pairwise(self.marks)] or [0.0, 0.0]
         return {
             "seconds": time.perf_counter() - self.started,
             "main": self.main,
             "beside": self.beside,
+            "pass": {"before": before, "blocks": blocks, "after": after},
         }
 
 
@@ -100,11 +109,17 @@ def timed(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **more: Any) -> Any:
         if not is_main():
             return function(*args, **more)
+        is_pass = stage == "blocks" and function.__name__ == "_pass"
         BOOK.enter(stage)
+        if is_pass:
+            BOOK.marks.clear()  # one that ran out of memory began before
+            BOOK.mark()
         try:
             made = function(*args, **more)
         finally:
             BOOK.leave()
+        if is_pass:
+            BOOK.mark()
         return each(stage, made) if stage.startswith("waiting") and is_generator(made) else made
 
     return call
@@ -124,6 +139,7 @@ def each(stage: str, made: Any) -> Any:
             return
         finally:
             BOOK.leave()
+            BOOK.mark()
         yield item
 
 

@@ -100,19 +100,23 @@ def whole_model() -> str:
 
 @region
 def whole_model_stages() -> str:
-    """Where the seconds of the whole command go, for the shape of a 1.5B."""
-    run = result("whole_model-1.5b-h200")
-    aims = {1: "20 s", 8: "45 s"}
+    """Where the seconds of the whole command go, for the shapes of a 1.5B and of an 8B."""
+    small, large = result("whole_model-1.5b-h200"), result("whole_model-8b-h200")
+    aims = {1: "20 s", 5: "110 s", 8: "45 s"}
+    kinds = {1: "1.5B, `gptq-w4a16`", 5: "8B, five recipes", 8: "1.5B, eight recipes with GGUF"}
     rows = []
-    for one in run["runs"]:
+    for one in [*small["runs"], *({"recorded": large["recorded"], **r} for r in large["runs"])]:
         stages, n_recipes = one["stages"]["main"], len(one["recipes"])
-        named = [stages[name] for name in STAGES]
+        named = [stages.get(name, 0.0) for name in STAGES]
         rest = sum(stages.values()) - sum(named)
-        what = "`gptq-w4a16`" if n_recipes == 1 else f"{n_recipes} recipes, one of them GGUF"
+        what = f"{kinds[n_recipes]}, {one['caches']} caches, {one['recorded']['commit']}"
         times = [seconds(value) for value in (one["seconds"], *named, rest)]
-        rows.append([f"{what}, {one['caches']} caches", *times, aims[n_recipes]])
+        rows.append([what, *times, aims[n_recipes]])
     head = ["", "command:", *(f"{name}:" for name in STAGES), "the rest:", "aim:"]
-    text = paragraph(f"A 1.5B's shape by stages ({link('measured', 'whole_model-1.5b-h200')}).")
+    text = paragraph(
+        f"By stages, with the commit of each run ({link('1.5B', 'whole_model-1.5b-h200')}, "
+        f"{link('8B', 'whole_model-8b-h200')})."
+    )
     return f"{text}\n\n{table(head, rows)}"
 
 

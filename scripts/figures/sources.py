@@ -52,6 +52,7 @@ PROGRAMS = {
     "vllm-proof": "vllm_proof.py",
     "vllm-speed": "vllm_speed.py",
     "whole_model": "whole_model.py",
+    "block_profile": "block_profile.py",
     "wild-cpu": "wild.py",
     "wild-h200": "wild.py",
     "wild_headers": "wild_headers.py",
