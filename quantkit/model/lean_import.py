@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from quantkit import launch
+from quantkit.model import class_table
 
 LOADED = "transformers.generation.candidate_generator"
 HIDDEN = ("sklearn", "scipy", "dill", "trio")
@@ -41,7 +42,7 @@ def load() -> None:
     was_on = gc.isenabled()
     gc.disable()  # imports are never freed
     try:
-        with _hidden(), _few_packages():
+        with _hidden(), _few_packages(), class_table.kept():
             import torch
 
             try:
