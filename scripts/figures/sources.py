@@ -53,6 +53,7 @@ PROGRAMS = {
     "vllm-speed": "vllm_speed.py",
     "whole_model": "whole_model.py",
     "block_profile": "block_profile.py",
+    "seeds": "seeds.py",
     "wild-cpu": "wild.py",
     "wild-h200": "wild.py",
     "wild_headers": "wild_headers.py",
