@@ -38,6 +38,31 @@ def best_bits() -> str:
 
 
 @region
+def seeds() -> str:
+    """How far results spread over sets that are as good as each other."""
+    name = "seeds-cpu"
+    run = result(name)
+    rows = [
+        [
+            f"`{recipe}`",
+            f"{one['change_percent']['mean']:+.2f}%",
+            f"{one['change_percent']['deviation']:.2f} points",
+            number(one["kl_mean"]["mean"]),
+            number(one["kl_mean"]["deviation"]),
+        ]
+        for recipe, one in run["recipes"].items()
+    ]
+    n_sets = min(one["seeds"] for one in run["recipes"].values())
+    told = (
+        f"{run['model']}, calibrated on {n_sets} sets of {run['calibration']} that differ in their "
+        f"seed alone, compared with the source on {run['windows']} windows of {run['length']} "
+        f"tokens of held-out text ({link('recorded', name)}, {label(run['device'])})."
+    )
+    head = ["", "perplexity:", "standard deviation:", "KL:", "standard deviation:"]
+    return f"{paragraph(told)}\n\n{table(head, rows)}"
+
+
+@region
 def gguf_best() -> str:
     """The record of the larger machine, where there are two."""
     name = next(n for n in ("gguf_best-h200", "gguf_best-cpu") if (RESULTS / f"{n}.json").is_file())
