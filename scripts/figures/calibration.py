@@ -127,4 +127,4 @@ def chosen_shorter() -> str:
 
 def is_better(name: str, found: dict[str, dict[str, float]]) -> bool:
     ours, random = found["figures"][name], found["random"][name]
-    return ours > random if FIGURES[name][2] == "high" else ours < random
+    return ours > random if FIGURES[name][2] == "higher" else ours < random
