@@ -33,6 +33,8 @@ TOKENS_PER_BATCH = {"cuda": 8192, "cpu": 2048}
 MERGED_BYTES = {"cuda": 5 << 29, "cpu": 0}
 """Batches are merged while what runs of them stays within this, about what one batch of an 8B
 takes: narrow blocks cost a GPU more in launches than in arithmetic."""
+MERGED_SHARE = 16
+"""And within this part of the GPU's memory, so that a model still fits on a small one."""
 MOST_MERGED = 8
 DISTILLED_BYTES = 9.0
 """Memory per weight where codes move: a position, a mean gradient, the weight, and some room."""
@@ -193,8 +195,10 @@ def n_merged(device: torch.device, batch: int, wide: int, narrow: int) -> int:
     """How many batches of as many tokens go through a block at once, by the most and the fewest
     columns of its linears.
     """
-    each = running_bytes(device, batch, wide, narrow)
-    fitting = [n for n in (2, 4, MOST_MERGED) if n * each <= MERGED_BYTES[device.type]]
+    each, room = running_bytes(device, batch, wide, narrow), MERGED_BYTES[device.type]
+    if device.type == "cuda" and torch.cuda.is_available():
+        room = min(room, torch.cuda.get_device_properties(device).total_memory // MERGED_SHARE)
+    fitting = [n for n in (2, 4, MOST_MERGED) if n * each <= room]
     return max(fitting, default=1)
 
 
