@@ -298,10 +298,9 @@ def _begin(
             "needs a single process; run it without torchrun"
         )
     n = _n_merged(decoder, batch_size * length) if all(call.is_plain for call in calls) else 1
-    merged = [
-        torch.cat(hidden[i : i + n]) if n > 1 else hidden[i] for i in range(0, len(hidden), n)
-    ]
-    states = HiddenStates(merged if len(mine.ids) else [], decoder.device)
+    if n > 1:
+        hidden = [torch.cat(hidden[i : i + n]) for i in range(0, len(hidden), n)]
+    states = HiddenStates(hidden if len(mine.ids) else [], decoder.device)
     padding = Padding.of(calibration, usual, decoder.device)
     return states, calls, padding.of_share(mine, batch_size, decoder.device, n)
 
