@@ -6,7 +6,7 @@ which keeps what the model passes to each block (`block_calls.py`).
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from quantkit.model.source import ModelSource
 
 SIZES_DIFFER = re.compile(r"must match|cannot be multiplied|invalid for input|shape mismatch")
 """In torch's messages about mismatched tensors."""
+READERS = 2
 MOST_OUTPUTS = 3
 """Maximum number of outputs of a block: its hidden states, and what later blocks need."""
 
@@ -150,6 +151,17 @@ class Decoder:
             empty = {name: tensor.to("meta") for name, tensor in block.state_dict().items()}
             block.load_state_dict(empty, strict=True, assign=True)
 
+    def _loaded(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Parameters outside the blocks; several are read at once, as embeddings and head are
+        large.
+        """
+
+        def load(name: str) -> tuple[str, torch.Tensor]:
+            return name, self._cast(name, self.parameters[name].read().to(self.device))
+
+        with ThreadPoolExecutor(READERS) as pool:
+            return dict(pool.map(load, names))
+
     def _cast(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Cast to the compute dtype, except integers and the family's exceptions."""
         if not tensor.is_floating_point():
@@ -175,14 +187,14 @@ class Decoder:
         blocks = list(self.blocks)
         inside, start = f"{self.prefix}.", self.prefix.rpartition(".")[0]
         known = set(self.model.state_dict())
-        outside = {
-            name: self._cast(name, stored.read().to(self.device))
-            for name, stored in self.parameters.items()
+        outside = self._loaded(
+            name
+            for name in self.parameters
             if (images or name.startswith(f"{start}." if start else ""))
             and not name.startswith(inside)
             and name in known
             and not name.startswith("lm_head")
-        }
+        )
         try:
             self.model.load_state_dict(outside, strict=False, assign=True)
             for module in base.children():
@@ -306,11 +318,11 @@ class Decoder:
         head = self.model.get_output_embeddings()
         head_names = [n for n, m in self.model.named_modules() if m is head]
         starts = tuple(f"{n}." for n in (prefix, *head_names) if n)
-        outside = {
-            name: self._cast(name, stored.read().to(self.device))
-            for name, stored in self.parameters.items()
+        outside = self._loaded(
+            name
+            for name in self.parameters
             if name.startswith(starts) and not name.startswith(f"{self.prefix}.")
-        }
+        )
         for name, value in (changed or {}).items():
             outside[name] = self._cast(name, value.to(self.device))
 

@@ -212,9 +212,7 @@ def _pass(wanted: Pass, on_host: bool) -> tuple[frozenset[str], float | None]:
         n_samples = samples_per_batch(device, calibration.ids.shape[1])
         lesson = partial(distil.Lesson, decoder, calls, start.split(n_samples))
         _distil(wanted, streams, n_samples, lesson, calibration)
-    perplexity = probe.perplexity(decoder, states, calibration, progress)
-    probe.hold_against(perplexity, made, decoder, calibration, progress)
-    return decoder.written, perplexity
+    return decoder.written, probe.perplexity(decoder, states, made, calibration, progress)
 
 
 def _outside(plans: Sequence[Plan], written: Collection[str]) -> set[str]:

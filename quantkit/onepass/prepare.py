@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from quantkit.gguf.plan import AnyLayout, GGUFPlan
 from quantkit.model.architecture import EXPERT, Architecture
 from quantkit.model.source import ModelSource, refuse_experts
 from quantkit.model.tokenizer import load as load_tokenizer
-from quantkit.onepass import checks, llmcompressor, mark, resume
+from quantkit.onepass import checks, llmcompressor, mark, resume, warmup
 from quantkit.onepass.estimate import (
     OFFLOAD,
     PROCESS_BYTES,
@@ -206,6 +207,7 @@ def prepare(
     given = calibration is not None
     checks.check(recipes, out, given, imatrix, engine, force)
     where = devices.choose(device)
+    warming = warmup.begin(where) if given and engine == NATIVE else None
     weights = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
     files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]
     learning = [recipe for recipe in recipes if recipe.needs_calibration]
@@ -267,7 +269,7 @@ def prepare(
     )
     if calibration is None or not (learning or (files and matrix is None)):
         return resume.without_finished(job, force, progress)
-    job = _calibrated(job, architecture, calibration, size, run)
+    job = _calibrated(job, architecture, calibration, size, run, warming)
     return resume.without_finished(job, force, progress)
 
 
@@ -329,6 +331,7 @@ def _calibrated(
     calibration: CalibrationChoice,
     disk_bytes: int,
     run: Run,
+    warming: Thread | None,
 ) -> Job:
     """The same job with its calibration tokens and the cost of the pass."""
     progress, ranks = run.progress, run.ranks
@@ -349,6 +352,8 @@ def _calibrated(
             )
         return replace(job, calibration=found)
     job = replace(job, calibration=found)
+    if warming is not None:
+        warming.join()
     n_files = len(job.files_by_gram)
     cost = estimate(
         architecture,

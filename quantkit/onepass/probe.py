@@ -72,57 +72,54 @@ class Probe:
 def perplexity(
     decoder: Decoder,
     states: torch.Tensor | None,
+    made: Mapping[str, torch.Tensor],
     calibration: CalibrationTokens,
     progress: Progress,
 ) -> float | None:
-    """Perplexity of the samples that the probe followed."""
-    found = _perplexity(decoder, states, calibration, progress)
+    """Perplexity of the samples that the probe followed; warns where it looks wrong.
+
+    `made` has the same samples by recipe: those that make them much worse are reported.
+    """
+    if states is None:
+        return None
+    source, *others = _perplexities(decoder, [states, *made.values()], calibration, progress)
     guessing = float(decoder.model.config.get_text_config().vocab_size)
-    if found is not None and found > guessing / NOISE:
+    if source is not None and source > guessing / NOISE:
         progress.note(
-            f"warning: the model's perplexity on the calibration tokens is {found:,.0f}, "
+            f"warning: the model's perplexity on the calibration tokens is {source:,.0f}, "
             f"where guessing has {guessing:,.0f}: they look like noise; are they text, tokenised "
             "by this model's tokenizer?"
         )
-    return found
-
-
-def hold_against(
-    source: float | None,
-    made: Mapping[str, torch.Tensor],
-    decoder: Decoder,
-    calibration: CalibrationTokens,
-    progress: Progress,
-) -> None:
-    """Warn about recipes whose final states make the same samples much worse."""
-    for name, states in made.items():
-        found = _perplexity(decoder, states, calibration, progress)
+    for name, found in zip(made, others, strict=True):
         if source is not None and found is not None and found > WORSE * source:
             progress.note(
                 f"warning: recipe {name} raises the perplexity of its own calibration tokens from "
                 f"{source:,.1f} to {found:,.1f}; score it before you serve it"
             )
+    return source
 
 
-def _perplexity(
+def _perplexities(
     decoder: Decoder,
-    states: torch.Tensor | None,
+    samples: Sequence[torch.Tensor],
     calibration: CalibrationTokens,
     progress: Progress,
-) -> float | None:
-    """Only advice, so nothing that goes wrong here stops a run."""
-    if states is None:
-        return None
-    states = states[:, :SURPRISE_TOKENS]
-    n_samples, length = states.shape[:2]
+) -> list[float | None]:
+    """Of the same tokens by several states; the head is loaded once for all.
+
+    Only advice, so nothing that goes wrong here stops a run.
+    """
+    n_samples, length = samples[0][:, :SURPRISE_TOKENS].shape[:2]
     if calibration.lengths is not None:
         length = min(length, int(calibration.lengths[:n_samples].min()))
+    unknown: list[float | None] = [None] * len(samples)
     if length < 2:
-        return None
+        return unknown
+    states = torch.cat([sample[:, :length] for sample in samples])
+    ids = calibration.ids[:n_samples, :length].repeat(len(samples), 1)
     try:
-        losses = decoder.losses(states[:, :length], calibration.ids[:n_samples, :length])
-        mean = float(losses.mean())
+        means = decoder.losses(states, ids).view(len(samples), -1).mean(1).tolist()
     except Exception as error:  # not enough memory for the head, or a family with its own way
         progress.detail(f"the perplexity of the calibration tokens is not known: {error}")
-        return None
-    return math.exp(min(mean, 700.0)) if math.isfinite(mean) else None
+        return unknown
+    return [math.exp(min(mean, 700.0)) if math.isfinite(mean) else None for mean in means]
