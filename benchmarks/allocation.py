@@ -29,6 +29,7 @@ import json
 import os
 import platform
 import random
+import string
 import subprocess
 import sys
 import time
@@ -83,6 +84,11 @@ def random_choice(table: Any, size: int, seed: int) -> list[int]:
         if abs(other - size) < abs(total - size):
             choice[unit], total = place, other
     raise SystemExit(f"no mixture of {size} bytes was found")
+
+
+def letters(choice: list[int]) -> str:
+    """A letter per unit, `a` for the first format: short in a file."""
+    return "".join(string.ascii_letters[place] for place in choice)
 
 
 def predictions(table: Any, choice: list[int]) -> dict[str, float]:
@@ -226,13 +232,13 @@ def model(args: argparse.Namespace) -> None:
     rows: dict[str, Any] = entry.setdefault("rows", {})
 
     def measured(label: str, choice: list[int]) -> dict[str, Any]:
-        if label not in rows or rows[label]["choice"] != choice:
+        if label not in rows or rows[label]["choice"] != letters(choice):
             rows[label] = {
                 "bits": table.bits_of(choice),
                 "size_bytes": table.size_of(choice),
                 **predictions(table, choice),
                 "kl": bank.kl(choice, windows),
-                "choice": choice,
+                "choice": letters(choice),
             }
             keep(args.out, result)
             print(

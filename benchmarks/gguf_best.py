@@ -41,6 +41,7 @@ IMPORTANCE = "imatrix.gguf"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--name", help="of the model, where its folder has another")
     parser.add_argument("--calibration", default="python-docs")
     parser.add_argument("--samples", type=int)
     parser.add_argument("--calibration-length", type=int)
@@ -58,7 +59,7 @@ def main() -> None:
     windows = windows_of(args)
     about = {
         "what": "KL divergence of K-quants by GPTQ beside llama.cpp's rounding, in the same bytes",
-        "model": args.source.label,
+        "model": args.name or args.source.label,
         "calibration": Path(args.calibration).name,
         "samples": args.samples,
         "windows": len(windows),

@@ -178,7 +178,7 @@ def watch_imports() -> None:
         finally:
             BOOK.leave()
             for module in [m for m in waiting if ready(m)]:
-                for found in waiting.pop(module):
+                for found in waiting.pop(module, []):  # `put` imports, and comes back here
                     put(*found)
         return loaded
 

@@ -62,6 +62,12 @@ def seeds() -> str:
     return f"{paragraph(told)}\n\n{table(head, rows)}"
 
 
+FOLDERS = {
+    "qwenm": "Qwen2.5-Coder-1.5B-Instruct, moved off the grid of the 4-bit file that it comes from"
+}
+"""Models that a record names by their folder."""
+
+
 @region
 def gguf_best() -> str:
     """The record of the larger machine, where there are two."""
@@ -79,8 +85,9 @@ def gguf_best() -> str:
         for recipe, one in (("gguf", pair["llama.cpp"]), ("gguf-best", pair["quantkit"]))
     ]
     told = (
-        f"{run['model']} (perplexity {run['source']['perplexity']:.2f}), calibrated on "
-        f"{run['calibration']}, {run['windows']} windows of {run['length']} tokens of held-out "
+        f"{FOLDERS.get(run['model'], run['model'])} (perplexity "
+        f"{run['source']['perplexity']:.2f}), calibrated on "
+        f"{run['calibration']}, {run['windows']} windows of {run['length']:,} tokens of held-out "
         f"text ({link('recorded', name)}, {label(run['device'])}); both files "
         "of a type from one pass."
     )

@@ -7,7 +7,17 @@ quality-h200.json, and one pair of comments in docs/measured.md.
 from typing import Any
 
 from figures import peers
-from figures.regions import gib, link, number, paragraph, region, result, seconds, table
+from figures.regions import (
+    gib,
+    link,
+    number,
+    paragraph,
+    percent,
+    region,
+    result,
+    seconds,
+    table,
+)
 
 SETS = {
     "gptq": ("GPTQ", "0.7 s, 8 GiB"),
@@ -118,6 +128,27 @@ def whole_model_stages() -> str:
         f"{link('8B', 'whole_model-8b-h200')})."
     )
     return f"{text}\n\n{table(head, rows)}"
+
+
+@region
+def block_profile() -> str:
+    """What each recipe adds to a block of a 1.5B."""
+    name = "block_profile-1.5b-h200"
+    run = result(name)
+    watched = run["profile"]
+    rows = [
+        ["all in one pass" if recipe == "all" else f"`{recipe}`", seconds(value)]
+        for recipe, value in run["seconds_per_block"].items()
+    ]
+    busy = watched["busy_seconds"] / watched["seconds_unwatched"]
+    text = paragraph(
+        f"A block of a 1.5B's shape with {run['samples']} x {run['length']:,} tokens, in a process "
+        f"that has run before ({link('recorded', name)}). In the pass of all, over "
+        f"{watched['blocks']} blocks and with opening the model, reading text and writing files, "
+        f"the GPU is busy {percent(busy)} of the time; {watched['launches']:,} kernels are "
+        "launched."
+    )
+    return f"{text}\n\n{table(['', 'per block:'], rows)}"
 
 
 STAGES = ("imports", "calibration text", "kernel compilation", "blocks", "closing")

@@ -102,12 +102,19 @@ def answers() -> str:
             f" In float32, where rounding decides nothing, {found['other_answers']} of "
             f"{found['answers']} answers differ."
         )
-    found = result("generation-following-h200")["following"]
+    served = result("generation-vllm-h200")
+    found = served["following"]
     more += (
         f" Comparing a candidate with {found['answers']} answers of "
         f"{found['answer_tokens'] // found['answers']} tokens takes "
         f"{found['in_forward_passes']:.3f} plain forward passes over them "
-        f"({link('recorded', 'generation-following-h200')}; aim 1.3)."
+        f"({link('recorded', 'generation-vllm-h200')}; aim 1.3)."
+    )
+    engine = served["vllm"]
+    more += (
+        f" Through a vLLM server the same questions take {times(engine['times_vllm_alone'])} as "
+        f"long as in vLLM {engine['version']} alone ({seconds(engine['our_score_seconds'])} and "
+        f"{seconds(engine['vllm_alone_seconds'])}; aim 1.1)."
     )
     return paragraph(
         f"{run['task'].upper()}, {ours['questions']:,} questions, five-shot, greedy, "

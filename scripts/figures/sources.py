@@ -49,6 +49,7 @@ PROGRAMS = {
     "vllm-draft": "draft_acceptance.py",
     "vllm-experts": "vllm_proof.py",
     "vllm-formats": "vllm_proof.py",
+    "vllm-mixed": "vllm_proof.py",
     "vllm-proof": "vllm_proof.py",
     "vllm-speed": "vllm_speed.py",
     "whole_model": "whole_model.py",
