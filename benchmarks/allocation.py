@@ -3,7 +3,7 @@
     python benchmarks/allocation.py model --model DIR|demo --name NAME --origin TEXT
         --calibration SET|FILE [FILE ...] --text FILE|python_docs --work DIR --out FILE
         [--samples 128] [--length 2048] [--bits 4.5 5 6] [--mixtures 40] [--windows 8]
-        [--peer] [--path autoround=DIRS]
+        [--peer 4.5] [--path autoround=DIRS]
     python benchmarks/allocation.py blocks --work DIR --out FILE
     python benchmarks/allocation.py solver --out FILE
 
@@ -14,8 +14,8 @@ model   one calibration set makes the table of candidates (`quantkit sensitivity
         vocabulary. Predictions are tested by Spearman's correlation over random mixtures of one
         size within 1%; choices are compared with the best uniform format of no more bytes and with
         20 random mixtures of the size. With --peer, AutoRound's AutoScheme chooses among the same
-        formats from the same texts, in a process with its own PYTHONPATH, and ours is asked for
-        no more bytes than it took.
+        formats from the same texts, in a process with its own PYTHONPATH, and ours, from a table
+        of these formats made just before, is asked for no more bytes than it took.
 blocks  seconds that the table takes on blocks of an 8B Llama's shape, six formats, beside the pass
         of one GPTQ recipe: the difference between models of two block counts.
 solver  seconds for 1,000 units in 8 formats, with the gap that is proven.
@@ -33,6 +33,7 @@ import string
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,8 @@ def build_bank(source: Any, table: Any, calibration: Any, folder: Path, device: 
 
 
 def model(args: argparse.Namespace) -> None:
+    import torch
+
     from quantkit import device as devices
     from quantkit.mixed.run import write_table
     from quantkit.mixed.table import Table
@@ -205,12 +208,22 @@ def model(args: argparse.Namespace) -> None:
     source = ModelSource.open(args.model)
     device = devices.choose()
     calibration = CalibrationChoice(str(chosen))
-    folder = args.work / "table"
-    if not (folder / "sensitivity.json").is_file():
-        started = time.monotonic()
-        write_table(source, folder, "auto", calibration, Run(), tuple(args.formats))
-        (folder / "seconds").write_text(str(time.monotonic() - started))
-    table = fitting(Table.read(folder))
+
+    def table_of(formats: Sequence[str], folder: Path) -> tuple[Any, float]:
+        if not (folder / "sensitivity.json").is_file():
+            started = time.monotonic()
+            write_table(source, folder, "auto", calibration, Run(), tuple(formats))
+            (folder / "seconds").write_text(str(time.monotonic() - started))
+        return fitting(Table.read(folder)), float((folder / "seconds").read_text())
+
+    table, seconds = table_of(args.formats, args.work / "table")
+    asked: dict[float, str] = {}
+    if args.peer:  # first, while nothing of ours is on the GPU
+        usual = [name for name in USUAL if name in table.formats]
+        only = table_of(usual, args.work / "table-usual")
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        asked = {bits: ask_peer(args, chosen, usual, bits) for bits in args.peer}
     windows = text_windows(load_tokenizer(source.folder), args.text, args.length, args.windows)
     about = {
         "origin": args.origin,
@@ -225,7 +238,7 @@ def model(args: argparse.Namespace) -> None:
     before = result["models"].get(args.name, {})
     entry = before if all(before.get(k) == v for k, v in about.items()) else dict(about)
     result["models"][args.name] = entry
-    entry["table_seconds"] = float((folder / "seconds").read_text())
+    entry["table_seconds"] = seconds
     entry.setdefault("bank_seconds", 0.0)
     entry["bank_seconds"] += build_bank(source, table, calibration, args.work / "bank", "auto")
     bank = Bank(source, table, args.work / "bank", device)
@@ -269,7 +282,10 @@ def model(args: argparse.Namespace) -> None:
     entry["order_after_gptq"] = order(table, args.work / "bank")
     if args.peer:
         entry["peer"] = {
-            f"{bits:g}": against_peer(args, table, chosen, bits, measured) for bits in args.bits
+            f"{bits:g}": {"error": problem}
+            if problem
+            else against_peer(args.work / f"peer-{bits:g}.json", table, only, bits, measured)
+            for bits, problem in asked.items()
         }
     keep(args.out, result)
     print(json.dumps({k: v for k, v in entry.items() if k != "rows"}, indent=2))
@@ -357,30 +373,34 @@ def order(table: Any, folder: Path) -> dict[str, float]:
     return {"n": len(rounded), "spearman": spearman(rounded, solved)}
 
 
+def ask_peer(args: argparse.Namespace, chosen: Path, usual: Sequence[str], bits: float) -> str:
+    """Let the peer choose; empty, or what went wrong."""
+    path = args.work / f"peer-{bits:g}.json"
+    if path.is_file():
+        return ""
+    texts = args.work / "peer-texts.json"
+    if not texts.is_file():
+        write_texts(args, chosen, texts)
+    command = [sys.executable, __file__, "peer", "--model", str(model_folder(args.model))]
+    command += ["--texts", str(texts), "--avg-bits", str(bits), "--out", str(path)]
+    # It drops texts that come out shorter than this when they are tokenised again.
+    shorter = args.length - args.length // 16
+    command += ["--samples", str(args.samples), "--length", str(shorter)]
+    command += ["--formats", *(name for name in usual if name != "bf16")]
+    env = os.environ | {"HF_HUB_OFFLINE": "1"}
+    if "autoround" in args.path:
+        env["PYTHONPATH"] = args.path["autoround"]
+    done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
+    return "" if path.is_file() else (done.stderr or done.stdout)[-2000:]
+
+
 def against_peer(
-    args: argparse.Namespace, table: Any, chosen: Path, bits: float, measured: Any
+    path: Path, table: Any, of_usual: tuple[Any, float], bits: float, measured: Any
 ) -> dict[str, Any]:
     """The peer's choice and ours of no more bytes, both from the bank."""
     from quantkit.mixed.allocation import solve
 
-    usual = [name for name in USUAL if name in table.formats]
-    path = args.work / f"peer-{bits:g}.json"
-    if not path.is_file():
-        texts = args.work / "peer-texts.json"
-        if not texts.is_file():
-            write_texts(args, chosen, texts)
-        command = [sys.executable, __file__, "peer", "--model", str(model_folder(args.model))]
-        command += ["--texts", str(texts), "--avg-bits", str(bits), "--out", str(path)]
-        # It drops texts that come out shorter than this when they are tokenised again.
-        shorter = args.length - args.length // 16
-        command += ["--samples", str(args.samples), "--length", str(shorter)]
-        command += ["--formats", *(name for name in usual if name != "bf16")]
-        env = os.environ | {"HF_HUB_OFFLINE": "1"}
-        if "autoround" in args.path:
-            env["PYTHONPATH"] = args.path["autoround"]
-        done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
-        if not path.is_file():
-            return {"error": (done.stderr or done.stdout)[-2000:]}
+    only, table_seconds = of_usual
     found = json.loads(path.read_text())
     choice = []
     for unit in table.units:
@@ -389,13 +409,11 @@ def against_peer(
             return {"error": f"{unit.name} has several formats: {', '.join(sorted(names))}"}
         choice.append(table.formats.index(names.pop()))
     theirs = measured(f"peer {bits:g}", choice)
-    only = table.only(usual)
     started = time.monotonic()
     solved = solve(only.costs(), only.sizes(), theirs["size_bytes"])
-    seconds = time.monotonic() - started
-    places = [table.formats.index(name) for name in usual]
+    mine = table_seconds + time.monotonic() - started
+    places = [table.formats.index(name) for name in only.formats]
     ours = measured(f"ours at peer's size {bits:g}", [places[pick] for pick in solved.choice])
-    mine = float((args.work / "table" / "seconds").read_text()) + seconds
     return {
         "bits": theirs["bits"],
         "kl": theirs["kl"],
@@ -627,7 +645,7 @@ def main() -> None:
     part.add_argument("--bits", type=float, nargs="+", default=[4.5, 5.0, 6.0])
     part.add_argument("--sizes", type=float, nargs="+", default=[4.5, 6.0])
     part.add_argument("--mixtures", type=int, default=40)
-    part.add_argument("--peer", action="store_true")
+    part.add_argument("--peer", type=float, nargs="+", default=[])
     part.add_argument("--path", type=lambda text: text.split("=", 1), action="append", default=[])
     part.add_argument("--work", type=Path, required=True)
     part = parts.add_parser("blocks")

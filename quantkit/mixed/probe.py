@@ -61,14 +61,28 @@ class Probe:
         if self.is_lost:
             return
         assert self._clean is not None
-        decoder, before = visit.decoder, self._clean
-        arguments = visit.call.of_first(len(before), decoder.device)
-        with decoder.loaded(visit.index, visit.state) as block:
-            for unit, states in self._states.items():
-                self._states[unit] = decoder.run(block, states, arguments)
-            self._clean = decoder.run(block, before, arguments)
+        before = self._clean
+        self._run(visit)
+        arguments = visit.call.of_first(len(before), visit.decoder.device)
         for unit, parameters in changed.items():
             self._states[unit] = visit.run({**visit.state, **parameters}, before, arguments)
+
+    def _run(self, visit: Visit) -> None:
+        """All states through the block as it is: as many samples at once as the pass itself has in
+        a batch, since a few tokens leave a GPU idle.
+        """
+        assert self._clean is not None
+        decoder, n_samples = visit.decoder, len(self._clean)
+        names, states = list(self._states), [*self._states.values(), self._clean]
+        n_states = visit.stream.hidden.batch_size // n_samples if visit.call.is_plain else 1
+        done: list[torch.Tensor] = []
+        with decoder.loaded(visit.index, visit.state) as block:
+            for start in range(0, len(states), max(1, n_states)):
+                some = torch.cat(states[start : start + max(1, n_states)])
+                arguments = visit.call.of_first(len(some), decoder.device)
+                done += torch.split(decoder.run(block, some, arguments), n_samples)
+        *others, self._clean = done
+        self._states = dict(zip(names, others, strict=True))
 
     def _embedded(self, decoder: Decoder, outer: Outer) -> torch.Tensor:
         """The first states with the embedding rounded; some families scale the embedding's

@@ -31,6 +31,11 @@ class HiddenStates:
         )
 
     @property
+    def batch_size(self) -> int:
+        """Samples in the largest batch."""
+        return max(map(len, self._batches), default=0)
+
+    @property
     def on_host(self) -> bool:
         return bool(self._batches) and self._batches[0].device.type != self._device.type
 
