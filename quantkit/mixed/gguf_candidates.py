@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quantkit.errors import UnknownName
-from quantkit.gguf import mixture
+from quantkit.gguf import by_gram, mixture
 from quantkit.gguf.layout import Layout
 from quantkit.gguf.mixture import KINDS
 from quantkit.gguf.names import GGML_QUANT_SIZES
@@ -50,6 +50,11 @@ class GGUFCandidate:
     def is_exact(self) -> bool:
         """16 bits."""
         return self.kind in mixture.UNQUANTISED
+
+    @property
+    def by_gptq(self) -> bool:
+        """Whether GPTQ chooses its levels in the end."""
+        return self.kind in by_gram.KINDS
 
     def size_bytes(self, module: str, weight: TensorSpec) -> int | None:
         """Bytes in a file; None where the rows are not whole blocks, or larger blocks do better."""

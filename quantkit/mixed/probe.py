@@ -48,14 +48,16 @@ class Probe:
         self.is_lost = False
         """Whether this family's blocks pass on more than hidden states, which is not supported."""
 
+    def begin(self, visit: Visit) -> None:
+        """Keep the states of a few samples before the first block."""
+        n_samples = visit.padding.n_samples(TOKENS[visit.decoder.device.type])
+        self._clean, self._states = visit.first(n_samples), {}
+        self._keep = visit.padding.first(n_samples)
+        if self.outer is not None and self.outer.embedding:
+            self._states[self.outer.embedding] = self._embedded(visit.decoder, self.outer)
+
     def advance(self, visit: Visit, changed: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Run one block; `changed` holds replacement parameters by unit."""
-        if visit.index == 0:
-            n_samples = visit.padding.n_samples(TOKENS[visit.decoder.device.type])
-            self._clean, self._states = visit.first(n_samples), {}
-            self._keep = visit.padding.first(n_samples)
-            if self.outer is not None and self.outer.embedding:
-                self._states[self.outer.embedding] = self._embedded(visit.decoder, self.outer)
         if visit.call.carried or visit.call.shared:
             self.is_lost = True
         if self.is_lost:

@@ -126,23 +126,19 @@ def _input_error(rows: Rows, candidate: Candidate) -> torch.Tensor:
     return (off @ rows.weight.t()).square().sum() * share
 
 
-def gptq_share(change: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """The share of the rounding error that GPTQ is expected to leave.
+def left_by_gptq(change: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
+    """A change like the one that GPTQ makes, from that of rounding each weight on its own.
 
-    With U the upper factor of the inverse of G + cI, GPTQ changes weights by d_j / U_jj times row j
-    of U for column j's rounding error d_j. Under G that costs d_j^2 / U_jj^2 times (U G U^T)_jj,
-    which is 1 minus c times the square of the row; rounding alone costs d_j^2 G_jj. The more the
-    inputs depend on each other, the less is left.
+    With U the upper factor of the inverse of the damped Gram matrix, GPTQ moves weights by
+    d_j / U_jj times row j of U for column j's rounding error d_j. Its errors are as large as those
+    of plain rounding, so these stand for them: no column has to wait for those before it.
     """
     found = gptq.factor(gram)
-    squares = change.square().sum(0)
-    whole = (squares * gram.diagonal()).sum()
-    if found is None or not whole > 0:
-        return change.new_ones(())
-    added = found.damping * gram.diagonal().mean()
-    undamped = 1 - added * found.upper.square().sum(1)
-    left = squares[found.order] / found.upper.diagonal().square() * undamped
-    return (left.sum() / whole).clamp(max=1.0)
+    if found is None:
+        return change
+    errors = change.index_select(1, found.order).div_(found.upper.diagonal())
+    moved = products.coarse(errors, products.Halves.of(found.upper))
+    return torch.empty_like(change).index_copy_(1, found.order, moved)
 
 
 def probe_change(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -19,7 +19,6 @@ from quantkit.gguf.tensors import HEAD
 from quantkit.methods.products import Halves, row_energies
 from quantkit.methods.statistics import Statistics
 from quantkit.mixed import gguf_candidates, rounding, units
-from quantkit.mixed.candidates import Candidate
 from quantkit.mixed.probe import Outer, Probe, outer_weight
 from quantkit.mixed.rounding import AnyCandidate, Rows
 from quantkit.mixed.table import Table, UnitRow
@@ -65,7 +64,8 @@ class Watch:
     folder: Path | None = None
     """Where finished blocks are stored; None: nowhere."""
     n_samples: int = 0
-    n_done: int = 0
+    n_known: int = 0
+    """Blocks of which the folder has the errors."""
     found: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Errors, energy and the probe's error, by unit."""
     divergences: dict[str, float] = field(default_factory=dict)
@@ -74,10 +74,10 @@ class Watch:
 
     def __post_init__(self) -> None:
         self._owner = {module: unit for unit in self.units for module in unit.modules}
-        self._solves = any(solved_by_gptq(one) for one in self.candidates)
-        while self.folder is not None and self._path(self.n_done).is_file():
-            self.found |= parse_json(self._path(self.n_done).read_bytes())
-            self.n_done += 1
+        self._solves = any(one.by_gptq for one in self.candidates)
+        while self.folder is not None and self._path(self.n_known).is_file():
+            self.found |= parse_json(self._path(self.n_known).read_bytes())
+            self.n_known += 1
 
     def _path(self, index: int) -> Path:
         assert self.folder is not None
@@ -87,16 +87,15 @@ class Watch:
     def modules(self) -> Container[str]:
         return self._owner
 
+    @property
+    def n_done(self) -> int:
+        """None: the probe's changes follow from the statistics of every block."""
+        return 0
+
     def arrive(self, visit: Visit) -> None:
-        """Run the probe's samples through the block, with each of its units changed alone."""
-        stored = visit.decoder.tensors(visit.index)
-        changed: dict[str, dict[str, torch.Tensor]] = {}
-        for name, unit in self._here(visit).items():
-            weight = visit.state[f"{name}.weight"].float()
-            dtype = DTYPES[stored[f"{name}.weight"].dtype]
-            moved = rounding.probe_change(weight, dtype).add_(weight)
-            changed.setdefault(unit.name, {})[f"{name}.weight"] = moved
-        self.probe.advance(visit, changed)
+        """Keep the samples that the probe follows."""
+        if visit.index == 0:
+            self.probe.begin(visit)
 
     def _here(self, visit: Visit) -> dict[str, Unit]:
         """A block's linears by their names in it, and the units that they belong to."""
@@ -105,10 +104,13 @@ class Watch:
         return {n: self._owner[full] for n in linears if (full := visit.module(n)) in self._owner}
 
     def see(self, visit: Visit, found: Observation) -> None:
-        """Round every unit of the block to every format."""
+        """Round every unit of the block to every format, and run the probe's samples through it
+        with each unit changed alone.
+        """
         here = self._here(visit)
         stored = visit.decoder.tensors(visit.index)
         sums: dict[str, list[torch.Tensor]] = {}
+        changed: dict[str, dict[str, torch.Tensor]] = {}
         for leader, members in found.collector.groups.items():
             statistics = found.collector.statistics[leader]
             gram = Halves.of(statistics.gram)
@@ -118,7 +120,18 @@ class Watch:
                     dtype = DTYPES[stored[f"{name}.weight"].dtype]
                     parts.setdefault((here[name].name, dtype), []).append(name)
             for (unit, dtype), names in parts.items():
-                weight = torch.cat([visit.state[f"{n}.weight"].float() for n in names])
+                weights = [visit.state[f"{n}.weight"].float() for n in names]
+                weight = torch.cat(weights)
+                rounded = rounding.probe_change(weight, dtype)
+                probed = (
+                    rounding.left_by_gptq(rounded, statistics.gram) if self._solves else rounded
+                )
+                pieces = torch.split(probed, [len(w) for w in weights])
+                changed.setdefault(unit, {}).update(
+                    (f"{n}.weight", w + d) for n, w, d in zip(names, weights, pieces, strict=True)
+                )
+                if visit.index < self.n_known:
+                    continue
                 rows = Rows(
                     weight,
                     dtype,
@@ -127,13 +140,9 @@ class Watch:
                     _largest(visit, names, here, dtype),
                 )
                 errors = [rounding.error(rows, one, gram) for one in self.candidates]
-                probed = rounding.probe_change(weight, dtype)
-                probe_error = row_energies(probed, gram, exactly=False).sum()
-                share = rounding.gptq_share(probed, statistics.gram) if self._solves else 1.0
                 errors += [
-                    probe_error * share,
-                    probe_error,
-                    row_energies(weight, gram, exactly=False).sum(),
+                    row_energies(moved, gram, exactly=False).sum()
+                    for moved in (probed, rounded, weight)
                 ]
                 before = sums.get(unit)
                 sums[unit] = (
@@ -141,20 +150,25 @@ class Watch:
                     if before is None
                     else [a + b for a, b in zip(before, errors, strict=True)]
                 )
+        self.probe.advance(visit, changed)
+        if visit.index >= self.n_known:
+            self._keep(visit.index, sums)
+
+    def _keep(self, index: int, sums: Mapping[str, list[torch.Tensor]]) -> None:
         block: dict[str, dict[str, Any]] = {}
         for unit, errors in sums.items():
             values = (torch.stack(errors).double() / self.n_tokens).tolist()
-            *rounded, left, probed, energy = values
+            *by_format, left, rounded, energy = values
             block[unit] = {
-                "errors": rounded,
-                "probe_error": probed,
+                "errors": by_format,
+                "probe_error": rounded,
                 "energy": energy,
-                "gptq_share": left / probed if probed > 0 else 1.0,
+                "gptq_share": left / rounded if rounded > 0 else 1.0,
             }
         self.found |= block
         if self.folder is not None:
-            write_json(self._path(visit.index), block)
-        self.n_done = visit.index + 1
+            write_json(self._path(index), block)
+        self.n_known = index + 1
 
     def finish(self, decoder: Decoder, calibration: CalibrationTokens) -> None:
         """The effect of each unit's change on predictions; and the weights outside the blocks."""
@@ -199,11 +213,6 @@ class Watch:
             for moved in (rounding.probe_change(weight, dtype), weight)
         )
         self.found[module] = {"errors": errors, "probe_error": probed, "energy": whole}
-
-
-def solved_by_gptq(candidate: AnyCandidate) -> bool:
-    """Whether weights in this format are rounded by GPTQ in the end."""
-    return isinstance(candidate, Candidate) and candidate.by_gptq
 
 
 def _largest(
@@ -313,8 +322,8 @@ def _table(
         calibration_digest=job.calibration.digest,
         n_tokens=job.calibration.n_tokens,
         formats=[one.name for one in watch.candidates],
-        solved=[one.name for one in watch.candidates if solved_by_gptq(one)],
-        probe=f"{rounding.PROBE_BITS}-bit integers, rounded to nearest",
+        solved=[one.name for one in watch.candidates if one.by_gptq],
+        probe=f"{rounding.PROBE_BITS}-bit integers",
         n_probe_tokens=watch.probe.n_tokens,
         other_bytes=other_bytes,
         units=rows,

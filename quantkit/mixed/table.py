@@ -17,7 +17,7 @@ from quantkit.specs import as_record, json_problem
 from quantkit.storage import write_text
 
 FILE = "sensitivity.json"
-VERSION = 1
+VERSION = 2
 
 
 class UnitRow(Strict):
@@ -35,21 +35,21 @@ class UnitRow(Strict):
     energy: float
     """Squared norm of the outputs themselves, per token."""
     probe_error: float = 0.0
-    """The same for the probe's change ..."""
-    probe_kl: float | None = None
-    """... and its effect on the model's predictions: mean KL in nats per token, on a few samples
-    with this unit changed alone. None: not measured.
-    """
-
+    """The same for rounding to the probe's format ..."""
     gptq_share: float = 1.0
-    """The share of the rounding error that GPTQ is expected to leave, from the inputs alone."""
+    """... the share of it that GPTQ is expected to leave, where it rounds any of the formats ..."""
+    probe_kl: float | None = None
+    """... and what such a change does to the model's predictions: mean KL in nats per token, on a
+    few samples with this unit changed alone. None: not measured.
+    """
 
     @property
     def weight(self) -> float | None:
         """KL per squared error."""
-        if self.probe_kl is None or not self.probe_error > 0:
+        changed = self.probe_error * self.gptq_share
+        if self.probe_kl is None or not changed > 0:
             return None
-        return self.probe_kl / self.probe_error
+        return self.probe_kl / changed
 
 
 class Table(Strict):
@@ -161,6 +161,11 @@ class Table(Strict):
             raise DataError(f"{path} is not a table: {json_problem(error, cls)}") from error
         except ValueError as error:
             raise DataError(f"{path} is not a table: {error}") from error
+        if table.version != VERSION:
+            raise DataError(
+                f"{path} was made by another version of quantkit, which measured otherwise; make "
+                "it again with `quantkit sensitivity`"
+            )
         width = len(table.formats)
         for unit in table.units:
             if len(unit.sizes) != width or len(unit.errors) != width:

@@ -77,7 +77,7 @@ def test_errors_are_those_of_the_rounded_weights(made, text):
 
 
 def test_a_unit_changed_alone_costs_what_the_probe_says(made, text):
-    """The KL of the whole model with one layer rounded, computed without the pass."""
+    """The KL of the whole model with one layer changed as GPTQ would, computed without the pass."""
     source, _, table = made
     from transformers import AutoModelForCausalLM
 
@@ -88,11 +88,18 @@ def test_a_unit_changed_alone_costs_what_the_probe_says(made, text):
     tokens = load_tokens(source, architecture, text)
     model = AutoModelForCausalLM.from_pretrained(source.folder, dtype=torch.float32)
     unit = next(u for u in table.units if u.name == "model.layers.0.self_attn.o_proj")
+    layer, seen = model.get_submodule(unit.name), []
+    hook = layer.register_forward_pre_hook(lambda _, x: seen.append(x[0].flatten(0, 1)))
     with torch.no_grad():
         wanted = model(tokens.ids).logits.log_softmax(-1)
-        layer = model.get_submodule(unit.name)
-        layer.weight += rounding.probe_change(layer.weight, torch.bfloat16)
+        hook.remove()
+        gram = seen[0].t() @ seen[0]
+        rounded = rounding.probe_change(layer.weight, torch.bfloat16)
+        change = rounding.left_by_gptq(rounded, gram)
+        layer.weight += change
         found = model(tokens.ids).logits.log_softmax(-1)
+    left, whole = (float(((d @ gram) * d).sum()) for d in (change, rounded))
+    assert unit.gptq_share == pytest.approx(left / whole, rel=1e-2)
     kl = (wanted.exp() * (wanted - found)).sum(-1).mean()
     assert table.n_probe_tokens == tokens.ids.numel()
     assert unit.probe_kl == pytest.approx(float(kl), rel=0.02)
@@ -229,13 +236,13 @@ def test_a_stopped_table_goes_on_from_its_journal(made, text, tmp_path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         write_table(source, tmp_path / "t", "cpu", text, Run())
     monkeypatch.setattr(sensitivity.Watch, "see", see)
-    counted = []
+    rounded, keep = [], sensitivity.Watch._keep
     monkeypatch.setattr(
-        sensitivity.Watch, "see", lambda self, v, f: (counted.append(v.index), see(self, v, f))
+        sensitivity.Watch, "_keep", lambda self, i, sums: (rounded.append(i), keep(self, i, sums))
     )
     notes = Notes()
     table = write_table(source, tmp_path / "t", "cpu", text, Run(notes))
-    assert counted == [1]
+    assert rounded == [1], "what the journal has is not rounded again"
     (plan,) = [note for note in notes.notes if note.startswith("plan: ")]
     assert "of disk" not in plan, "no weights are written"
     assert not any("bits per weight" in note for note in notes.notes)
@@ -339,7 +346,7 @@ def test_gguf_files_of_any_types_have_names_of_their_own(tmp_path, text):
 
 
 @pytest.mark.parametrize("common", [0.0, 0.8])
-def test_gptq_leaves_the_share_of_rounding_that_was_predicted(common):
+def test_gptq_leaves_the_error_that_was_predicted(common):
     """Inputs that depend on each other, or not: GPTQ itself against what its factor says."""
     from quantkit.methods import gptq
 
@@ -353,7 +360,7 @@ def test_gptq_leaves_the_share_of_rounding_that_was_predicted(common):
     scale, _ = grid.parameters(view.amin(-1), view.amax(-1), scheme)
     solved = gptq.solve(weight, gptq.factor(gram), scale, None, scheme)
     left = grid.dequantize(solved, scheme) - weight
-    errors = [float(((d @ gram) * d).sum()) for d in (left, change)]
-    share = float(rounding.gptq_share(change, gram))
-    assert share == pytest.approx(errors[0] / errors[1], rel=0.2)
-    assert (share < 0.5) == (common > 0)
+    expected = rounding.left_by_gptq(change, gram)
+    errors = [float(((d @ gram) * d).sum()) for d in (left, expected, change)]
+    assert errors[1] == pytest.approx(errors[0], rel=0.2)
+    assert (errors[1] < 0.5 * errors[2]) == (common > 0)
