@@ -314,8 +314,10 @@ def nothing_serves(found: Sequence[Candidate], question: Question) -> str:
     """Why nothing serves, in one sentence about the closest candidate."""
     slow = [c for c in found if c.lacks == "speed"]
     if slow and not any(c.lacks == "quality" for c in slow):
-        best = min(slow, key=lambda c: merit(c, "latency"))
-        return f"what fits is too slow: {best.format.name}: {best.problem}"
+        # Formats that lack quality as well are not close.
+        good = [c for c in slow if c.quality and c.quality.recovery >= question.min_quality]
+        best = min(good or slow, key=lambda c: question.limits.excess(c.speed))
+        return f"what fits is too slow; {best.format.name} comes closest: {best.problem}"
     with_memory = [c for c in found if c.lacks == "quality"]
     if with_memory:
         best = max(with_memory, key=lambda c: c.quality.recovery if c.quality else 0)

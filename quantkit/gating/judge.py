@@ -253,7 +253,8 @@ def _unjudged_scores(document: Document, rules: dict[str, list[Rule]]) -> Iterat
         ]
         if lacking:
             names = ", ".join(map(plain, lacking[:5]))
-            yield f"{words.label(figure.key)} was not judged for {names}: it is not known how they were made"
+            label = words.label(figure.key)
+            yield f"{label} was not judged for {names}: it is not known how they were made"
 
 
 def _needs_none(figure: Figure, entry: Entry) -> bool:
