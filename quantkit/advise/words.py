@@ -63,6 +63,12 @@ def quality_kept(candidate: Candidate) -> str:
     return f"{mark}{candidate.quality.recovery:.3f}"
 
 
+def weights_gib(size_bytes: int) -> str:
+    """A number of GiB; of a small model it is not zero."""
+    found = size_bytes / (1 << 30)
+    return f"{found:.1f}" if found >= 0.1 or not size_bytes else f"{found:.3f}"
+
+
 def users(n: int) -> str:
     return "1 user" if n == 1 else f"{n:,} users"
 
@@ -143,9 +149,13 @@ MEANING = {
 }
 
 
-def meaning(objective: str, count: int) -> str:
-    """What the numbers of a table mean."""
-    return "GiB per GPU" if objective == "memory" and count > 1 else MEANING[objective]
+def meaning(question: Question) -> str:
+    """What the numbers of a table mean, and for how many users they hold."""
+    objective, n = question.objective, question.users
+    text = "GiB per GPU" if objective == "memory" and question.count > 1 else MEANING[objective]
+    if objective == "quality" or (n is None and objective == "throughput"):
+        return text
+    return f"{text.removesuffix(', all users together')} with {users(n or 1)}"
 
 
 def star(objective: str) -> str:
