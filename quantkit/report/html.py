@@ -108,9 +108,11 @@ def _table(report: Document) -> Markup:
     scored = [name for name in (report.headline, report.accuracy) if name]
     for name in scored:
         task = name.partition("/")[0]
+        metric = metrics.of(name)
+        change = "Change, points" if metric.is_share else "Change"  # others are in percent
         columns += [
-            Column(metrics.of(name).heading, numeric=True, note=task),
-            Column("Change", numeric=True, note="95% interval"),
+            Column(metric.heading, numeric=True, note=task),
+            Column(change, numeric=True, note="95% interval"),
         ]
     kl = _divergence_names(report)
     columns += [Column(title, numeric=True, note=note) for title, note in kl.values()]

@@ -60,7 +60,7 @@ def against_size(report: Document) -> list[str | Markup]:
         scatter(
             "Size and what it costs",
             points,
-            Axis("GiB in memory" if unit == 1 << 30 else "MiB in memory", digits=2),
+            Axis("size, GiB" if unit == 1 << 30 else "size, MiB", digits=2),
             y,
             front="no other is both smaller and better",
             note="Bars are 95% intervals of the change against the source. "

@@ -518,3 +518,13 @@ def test_data_of_a_task_is_only_sought_where_the_option_exists(
     for name in ("score", "compare"):
         assert name in message.partition("--data DIR")[0].rpartition("; ")[2]
         assert "--data" in run_cli([name, "--help"]).stdout
+
+
+def test_scores_have_the_units_of_the_report(run_cli, tmp_path):
+    asked = ["score", "demo", "--tasks", "python_quiz", "--limit", "4", "-o", tmp_path / "scores"]
+    result = run_cli(asked)
+    assert result.code == 0, result.stderr
+    found = json.loads((tmp_path / "scores" / "source.json").read_text())
+    share = found["scores"]["python_quiz/acc"]["value"]
+    (row,) = [line for line in result.stdout.splitlines() if " python_quiz/acc " in line]
+    assert f"{100 * share:.2f}%" in row.split()

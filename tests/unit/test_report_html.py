@@ -144,6 +144,12 @@ def test_every_metric_has_its_own_label_at_the_head_of_a_column(published):
         assert f">{metric.name.capitalize()}<" not in page or metric.name == metric.label
 
 
+def test_changes_of_accuracy_are_marked_as_points(published):
+    page = html.render(published, "0")
+    assert page.count(">Change, points<") == 1
+    assert page.count(">Change<") == 1
+
+
 @pytest.fixture(scope="module")
 def published():
     return read_document(PUBLISHED / "report.json")
