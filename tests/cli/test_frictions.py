@@ -528,3 +528,12 @@ def test_scores_have_the_units_of_the_report(run_cli, tmp_path):
     share = found["scores"]["python_quiz/acc"]["value"]
     (row,) = [line for line in result.stdout.splitlines() if " python_quiz/acc " in line]
     assert f"{100 * share:.2f}%" in row.split()
+
+
+def test_errors_of_layers_are_explained(run_cli, tmp_path):
+    asked = ["quantize", "demo", "-r", "gptq-w4a16", "--calibration", "python-docs"]
+    result = run_cli([*asked, "--samples", "4", "--length", "16", "-o", tmp_path / "out"])
+    assert result.code == 0, result.stderr
+    _, _, after = result.stdout.partition("worst layers")
+    for term in ("output error:", "damping:"):
+        assert term in after

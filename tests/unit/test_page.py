@@ -297,7 +297,13 @@ def test_calibration_page_says_what_the_terminal_says(calibration_page):
         assert sentence in text
     for digest in ("a" * 64, "b" * 64, "c" * 64, "d" * 64, "e" * 64, "f" * 64):
         assert digest in text
-    for words in ("near-duplicate", "not chosen", "email", "1.2.3", "repeats an earlier row"):
+    for words in (
+        "near-duplicate",
+        "not chosen",
+        "e-mail addresses",
+        "1.2.3",
+        "repeats an earlier row",
+    ):
         assert words in text
 
 

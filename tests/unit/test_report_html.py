@@ -153,3 +153,13 @@ def test_changes_of_accuracy_are_marked_as_points(published):
 @pytest.fixture(scope="module")
 def published():
     return read_document(PUBLISHED / "report.json")
+
+
+def test_errors_of_weights_are_in_percent_and_not_mixed_with_those_of_outputs(published):
+    page = html.render(published, "0")
+    rows = re.findall(r"<tr>(?:(?!</tr>).)*</tr>", page, re.S)
+    cells = [re.findall(r">([^<>]+)</t[dh]>", row) for row in rows]
+    kinds = {row[-1]: row[-2] for row in cells if row and row[-1] in ("weight", "output")}
+    assert set(kinds) == {"weight", "output"}
+    assert kinds["weight"].endswith("%")
+    assert "e-" in kinds["output"]
