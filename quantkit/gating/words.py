@@ -10,6 +10,7 @@ from quantkit.scoring.verdict import percent_interval, points_interval
 
 DECIMALS = {"max_increase_pct": 2, "max_drop": 2}
 MOST_DECIMALS = 15
+TO_SETTLE = "To settle it, score more documents or questions: drop --limit, or add a task."
 HUGE = 1e6  # digits of a broken model's figures mean nothing
 AGAINST = {"source": "the source", "earlier": "the earlier report"}
 MEANING = {
