@@ -109,10 +109,11 @@ def _table(report: Document) -> Markup:
     for name in scored:
         task = name.partition("/")[0]
         metric = metrics.of(name)
-        change = "Change, points" if metric.is_share else "Change"  # others are in percent
+        # The values of others end in a percent sign; the note must not widen the column.
+        note = "points, 95%" if metric.is_share else "95% interval"
         columns += [
             Column(metric.heading, numeric=True, note=task),
-            Column(change, numeric=True, note="95% interval"),
+            Column("Change", numeric=True, note=note),
         ]
     kl = _divergence_names(report)
     columns += [Column(title, numeric=True, note=note) for title, note in kl.values()]
