@@ -16,7 +16,6 @@ from quantkit.page.scale import UNKNOWN, Axis
 from quantkit.page.scatter import Point, scatter
 from quantkit.page.table import Cell, Column, table
 
-GIB = 1 << 30
 FIGURES = (
     Column("GiB", numeric=True, note="weights"),
     Column("Room", numeric=True, note="users"),
@@ -208,8 +207,8 @@ def _figures(candidate: Candidate, beside: Sequence[str] = ()) -> list[Cell | st
     speed, fit, quality = candidate.speed, candidate.fit, candidate.quality
     cells: list[Cell | str | Markup] = []
     for name in ("weights", *beside):
-        size = fit.parts.get(name, 0) / GIB if fit else None
-        cells.append(Cell(f"{size:.1f}" if size is not None else UNKNOWN, size))
+        size = fit.parts.get(name, 0) if fit else None
+        cells.append(Cell(UNKNOWN if size is None else words.weights_gib(size), size))
     cells.append(Cell(f"{fit.users:,}" if fit else UNKNOWN, fit.users if fit else None))
     first = speed.first_token.typical if speed and speed.first_token else None
     cells.append(Cell(UNKNOWN if first is None else words.seconds(first), first))
@@ -248,7 +247,8 @@ def _picture(found: Recommendation) -> Markup:
         points,
         Axis("tokens/s of one user, typical", log=True),
         Axis("share of the quality kept", digits=3),
-        note="Formats that fit. Quality is a prior where no report of this model was given.",
+        note="Formats that fit in memory, those of too low quality or speed included. Quality is a "
+        "prior where no report of this model was given.",
     )
 
 

@@ -89,14 +89,27 @@ class Limits:
         if self.ttft is not None and first is None:
             slow.append("the time to its first token needs the GPU's compute rate (--tflops)")
         elif self.ttft is not None and first is not None and first.typical > self.ttft:
-            slow.append(f"first token after {_time(first.typical)}, later than {_time(self.ttft)}")
+            slow.append(
+                f"first token after {as_time(first.typical)}, later than {as_time(self.ttft)}"
+            )
         if self.tpot is not None and found.step.typical > self.tpot:
             step = found.step.typical
-            slow.append(f"{_time(step)} per token, slower than {_time(self.tpot)}")
+            slow.append(f"{as_time(step)} per token, slower than {as_time(self.tpot)}")
         return "; ".join(slow)
 
+    def excess(self, found: Speed | None) -> float:
+        """How many times a limit the slower figure is; infinite where one is not known."""
+        if found is None:
+            return math.inf
+        times = [0.0]
+        if self.ttft is not None:
+            times.append(found.first_token.typical / self.ttft if found.first_token else math.inf)
+        if self.tpot is not None:
+            times.append(found.step.typical / self.tpot)
+        return max(times)
 
-def _time(seconds: float) -> str:
+
+def as_time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 

@@ -13,7 +13,7 @@ from quantkit.advise.candidates import (
     published_bytes,
     serving,
 )
-from quantkit.advise.question import NO_LIMITS, Catalogue, Question
+from quantkit.advise.question import NO_LIMITS, Catalogue, Question, as_time
 from quantkit.advise.ranking import ranking_of
 from quantkit.advise.split import ANY
 from quantkit.hardware import gpus
@@ -120,30 +120,32 @@ def _published(question: Question, gpu: GPU) -> Remedy | None:
 
 
 def _slower(question: Question, gpu: GPU) -> Remedy | None:
-    """The latency of the fastest format, if only latency is too high."""
+    """The least that the limits must give way, if only latency is too high."""
     if question.limits == NO_LIMITS:
         return None
-    first = _first(question.but(limits=NO_LIMITS), gpu)
+    free = question.but(limits=NO_LIMITS)
+    ranked = ranking_of(list(serving(free, gpu)), free)
+    first = min(ranked, key=lambda c: question.limits.excess(c.speed), default=None)
     if first is None or first.speed is None:
         return None
     limits, speed, name = question.limits, first.speed, first.format.name
-    options, unknown = [], []
-    for given, span, option in (
-        (limits.ttft, speed.first_token, "--ttft"),
-        (limits.tpot, speed.step, "--tpot"),
+    options, unknown, figures = [], [], []
+    for given, span, option, figure in (
+        (limits.ttft, speed.first_token, "--ttft", "the first token after {}"),
+        (limits.tpot, speed.step, "--tpot", "{} per token"),
     ):
         if given is not None and span is None:
             unknown.append(f"without {option}")
         elif given is not None and span is not None and span.typical > given:
             # Rounded up, so that the option admits it.
             options.append(f"{option} {-(-span.typical * 1000 // 1):.0f}ms")
+            figures.append(figure.format(as_time(span.typical)))
     if unknown:
         says = f"no limit on a time that cannot be estimated for {gpu.name}: then {name} fits"
         return Remedy(", ".join(unknown + options), name, says)
     if not options:
         return None
-    change = " ".join(options)
-    return Remedy(change, name, f"slower answers: {name} takes {change}")
+    return Remedy(" ".join(options), name, f"slower answers: {' and '.join(figures)} with {name}")
 
 
 def _partly(question: Question, gpu: GPU) -> Remedy | None:

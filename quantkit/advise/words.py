@@ -63,6 +63,12 @@ def quality_kept(candidate: Candidate) -> str:
     return f"{mark}{candidate.quality.recovery:.3f}"
 
 
+def weights_gib(size_bytes: int) -> str:
+    """A number of GiB; of a small model it is not zero."""
+    found = size_bytes / (1 << 30)
+    return f"{found:.1f}" if found >= 0.1 or not size_bytes else f"{found:.3f}"
+
+
 def users(n: int) -> str:
     return "1 user" if n == 1 else f"{n:,} users"
 
@@ -143,9 +149,13 @@ MEANING = {
 }
 
 
-def meaning(objective: str, count: int) -> str:
-    """What the numbers of a table mean."""
-    return "GiB per GPU" if objective == "memory" and count > 1 else MEANING[objective]
+def meaning(question: Question) -> str:
+    """What the numbers of a table mean, and for how many users they hold."""
+    objective, n = question.objective, question.users
+    text = "GiB per GPU" if objective == "memory" and question.count > 1 else MEANING[objective]
+    if objective == "quality" or (n is None and objective == "throughput"):
+        return text
+    return f"{text.removesuffix(', all users together')} with {users(n or 1)}"
 
 
 def star(objective: str) -> str:
@@ -314,8 +324,10 @@ def nothing_serves(found: Sequence[Candidate], question: Question) -> str:
     """Why nothing serves, in one sentence about the closest candidate."""
     slow = [c for c in found if c.lacks == "speed"]
     if slow and not any(c.lacks == "quality" for c in slow):
-        best = min(slow, key=lambda c: merit(c, "latency"))
-        return f"what fits is too slow: {best.format.name}: {best.problem}"
+        # Formats that lack quality as well are not close.
+        good = [c for c in slow if c.quality and c.quality.recovery >= question.min_quality]
+        best = min(good or slow, key=lambda c: question.limits.excess(c.speed))
+        return f"what fits is too slow; {best.format.name} comes closest: {best.problem}"
     with_memory = [c for c in found if c.lacks == "quality"]
     if with_memory:
         best = max(with_memory, key=lambda c: c.quality.recovery if c.quality else 0)

@@ -99,7 +99,8 @@ def _rows(manifest: Manifest) -> list[str]:
         read = max(1, source.rows.get("read", 0))
         for reason in ("near-duplicate", "contaminated", "unreadable", "unrecognised", "empty"):
             if (share := source.rows.get(reason, 0) / read) > REPEATED:
-                found.append(f"{share:.0%} of the rows of {source.name} are {reason}")
+                are = "are near-duplicates" if reason == "near-duplicate" else f"are {reason}"
+                found.append(f"{share:.0%} of the rows of {source.name} {are}")
         if n := source.remarks.get("without an answer", 0):
             found.append(f"{n:,} rows of {source.name} end before an answer")
     return found

@@ -21,6 +21,12 @@ def is_set(path: Path) -> bool:
 def require_set(path: Path) -> None:
     """Refuse a folder that does not hold a set."""
     if not path.exists():
+        name = str(path)
+        if name in resources.names("calibration"):
+            raise DataError(
+                f"{name} is a description of a set, not yet a set: `quantkit calibrate build "
+                f"{name} --model MODEL -o DIR` makes one, with a model's tokenizer"
+            )
         raise DataError(f"there is no folder {path}{similar(path)}")
     if not is_set(path):
         raise DataError(

@@ -7,6 +7,7 @@ from markupsafe import Markup
 from quantkit.calibration.calibration_set import CalibrationSet, Manifest
 from quantkit.calibration.choosing.figures import BETTER_HIGH, Figures
 from quantkit.calibration.inspection import NAMES, warnings, worse_than_random
+from quantkit.calibration.redaction.redact import LABELS
 from quantkit.page.bars import Bar, bars
 from quantkit.page.document import Section, document
 from quantkit.page.lines import Series, lines
@@ -236,10 +237,11 @@ def _redacted(manifest: Manifest) -> list[str | Markup]:
     if not counts:
         return ["Not searched: the set was built without `redact`."]
     total = sum(n for _, n in counts)
+    named = [LABELS.get(kind, kind) for kind, _ in counts]
     if not total:
-        return [f"Looked for {', '.join(kind for kind, _ in counts)}: none was found."]
+        return [f"Looked for {', '.join(named)}: none were found."]
     columns = [Column("Kind"), Column("Replaced", numeric=True)]
-    rows = [[Cell(kind), _count(n)] for kind, n in counts]
+    rows = [[Cell(name), _count(n)] for name, (_, n) in zip(named, counts, strict=True)]
     return [
         f"{total:,} private strings were replaced by placeholders. "
         "Look through the samples below anyway: no rule finds everything.",

@@ -65,7 +65,7 @@ class Build:
                     Reading(base, self.skip_bad, self.tree),
                     Vocabulary.of(self.model, self.revision),
                     progress,
-                    partial(evaluation_text.load, data=self.tree),
+                    partial(evaluation_text.to_avoid_when_building, data=self.tree),
                 )
                 if out is not None:
                     made.write(out, self.force)

@@ -42,7 +42,7 @@ class Spending:
     def check(self) -> None:
         """Refuse none and several of them."""
         if sum(given is not None for given in (self.bits, self.size, self.place)) != 1:
-            raise UsageError("give one of --bits, --size, and --mixed together with --fit GPU")
+            raise UsageError("give only one of --bits N, --size SIZE and --fit GPU --mixed")
 
     def budget(self, model: str) -> "Budget":
         """In bits or bytes."""

@@ -19,6 +19,7 @@ SHOWN = 300
 def show(found: "CalibrationSet", folder: Path, n_samples: int) -> None:
     """Figures, charts, some samples, and weaknesses."""
     from quantkit.calibration import inspection
+    from quantkit.calibration.redaction.redact import LABELS
     from quantkit.cli import console
 
     manifest = found.manifest
@@ -30,7 +31,8 @@ def show(found: "CalibrationSet", folder: Path, n_samples: int) -> None:
     _show_figures(manifest)
     _show_lengths(manifest)
     if manifest.redacted:
-        counts = ", ".join(f"{kind} {n:,}" for kind, n in sorted(manifest.redacted.items()) if n)
+        replaced = sorted(manifest.redacted.items())
+        counts = ", ".join(f"{LABELS.get(kind, kind)} ({n:,})" for kind, n in replaced if n)
         console.say(f"replaced: {counts or 'nothing'}")
     if n_samples:
         typer.echo()

@@ -104,6 +104,8 @@ def _screen(verdict: "Verdict") -> str:
     for answer in (Answer.FAIL, Answer.CANNOT_TELL):
         if found := verdict.of(answer):
             parts.append(console.lines_text(f"{answer}:", words.reasons(found)))
+    if verdict.of(Answer.CANNOT_TELL):
+        parts.append(wrapping.fitted(words.TO_SETTLE, sys.stdout))
     if verdict.notes:
         parts.append(console.lines_text("notes:", [("-", note) for note in verdict.notes]))
     return "\n\n".join([*parts, wrapping.fitted(words.last_line(verdict), sys.stdout)])

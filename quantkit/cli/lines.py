@@ -17,7 +17,10 @@ OFTEN = 30.0
 """Shortest pause between two lines of a stage, in seconds."""
 SELDOM = 300.0
 """Longest pause: a stage of hours needs no line every half minute."""
-LONGEST_STATUS = 90
+LONGEST_STATUS = 200
+"""In characters: a log has room for the whole names of a layer and a recipe."""
+LONGEST_OF_A_WAIT = 90
+"""A wait shows the last line of another program's log, of any length."""
 
 
 @dataclass
@@ -55,9 +58,9 @@ class Stage:
             progress = f"{self._count(self.done)} of {self._amount(self.total)}, {duration(passed)}"
             if 0 < self.done < self.total:
                 progress += f", about {duration(passed * (self.total / self.done - 1))} left"
-        status = self.status
-        if len(status) > LONGEST_STATUS:
-            status = f"{status[: LONGEST_STATUS - 1]}…"
+        status, longest = self.status, LONGEST_OF_A_WAIT if self.is_wait else LONGEST_STATUS
+        if len(status) > longest:
+            status = f"{status[: longest - 1]}…"
         return f"{self.label}: {progress}" + (f"; {status}" if status else "")
 
     def closing(self, now: float) -> str:

@@ -12,7 +12,7 @@ def show_curve(table: "Table") -> None:
     from quantkit.cli import console
     from quantkit.mixed.page import curve
 
-    cost = "predicted KL" if table.is_weighted else "relative error"
+    cost = "predicted KL, nats per token" if table.is_weighted else "relative error"
     rows = [[f"{table.bits_of(one.choice):.2f}", f"{one.cost:.3g}"] for one in curve(table, 12)]
     console.print_table(["bits per quantised weight", cost], rows)
 

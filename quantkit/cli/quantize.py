@@ -94,7 +94,10 @@ def command(
     elif target != "vllm" or formats or sensitivity:
         raise typer.BadParameter("--for, --formats and --sensitivity need --bits or --size")
     elif not recipe and place is None:
-        raise typer.BadParameter("name a recipe with -r / --recipe, or a GPU with --fit")
+        raise typer.BadParameter(
+            "name a recipe with -r / --recipe (`quantkit recipes list` has them), a GPU with "
+            "--fit, or a budget with --bits or --size"
+        )
     elif recipe and place is not None:
         raise typer.BadParameter("--fit chooses the recipe; leave out --recipe")
     with start.sharing(device) as (ranks, where):

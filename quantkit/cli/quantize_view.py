@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from quantkit.mixed.budget import Choice
     from quantkit.onepass.prepare import Job
 
+DAMPING = "damping: what GPTQ added to the diagonal of the inputs' Gram matrix, over its mean"
+
 
 def show(made: "Quantized", as_json: bool) -> None:
     """Tables on the terminal, or everything as JSON."""
@@ -96,6 +98,10 @@ def _show_worst(checkpoints: "list[Checkpoint]") -> None:
             for error, recipe, name, layer in layers[:10]
         ],
         words=(0, 1, 4),
+    )
+    console.say(
+        "output error: squared error on calibration data, over the output's square"
+        + (f"; {DAMPING}" if any(item[3].damping is not None for item in layers[:10]) else "")
     )
 
 

@@ -45,7 +45,7 @@ def show(advised: "Advised", page: "Path | None", as_json: bool) -> None:
     elif page is None:
         show_many(answers.found, answers.notes)
     else:
-        show_choices(answers.found)
+        show_choices(answers.found, answers.notes)
     if page is not None:
         typer.echo(f"written: {page}", err=True)
 
@@ -168,17 +168,11 @@ def _row(candidate: "Candidate", beside: "Sequence[str]" = ()) -> list[str]:
     cells = [candidate.format.name, "", "", "", "", "", words.quality_kept(candidate)]
     if fit is not None:
         held = [fit.model_bytes, *(fit.parts.get(name, 0) for name in beside)]
-        cells[1:3] = [*(_gib(size) for size in held), f"{fit.users:,}"]
+        cells[1:3] = [*(words.weights_gib(size) for size in held), f"{fit.users:,}"]
     if speed is not None:
         first = "?" if speed.first_token is None else words.seconds(speed.first_token.typical)
         cells[-4:-1] = [first, words.number(speed.each.typical), words.number(speed.total.typical)]
     return cells if candidate.cost is None else [*cells, words.number(candidate.cost.typical)]
-
-
-def _gib(size: int) -> str:
-    """A number of GiB; of a small model it is not zero."""
-    found = size / (1 << 30)
-    return f"{found:.1f}" if found >= 0.1 else f"{found:.3f}"
 
 
 def _rest(candidates: "Sequence[Candidate]") -> list[tuple[str, str]]:
@@ -201,7 +195,7 @@ def show_models(answers: "Answers") -> None:
 
     found = answers.found
     question = found[0].question
-    meaning = words.meaning(question.objective, question.count)
+    meaning = words.meaning(question)
     heading = f"{len(found)} models on {words.on(found[0].gpu, question.count)}"
     chosen = {_label(one): one.chosen for one in found if one.chosen is not None}
     if chosen:
@@ -242,7 +236,7 @@ def show_many(found: "Sequence[Recommendation]", notes: "Sequence[str]" = ()) ->
     question = found[0].question
     label = question.catalogue.shape.label
     of_each = "" if question.count == 1 else f", {question.count} of each GPU"
-    meaning = words.meaning(question.objective, question.count)
+    meaning = words.meaning(question)
     if any(one.chosen for one in found):
         console.say(f"{label}{of_each}: {meaning}, by format and GPU")
         _side_by_side_tables(found)
@@ -270,7 +264,7 @@ def _show_unserved(found: "Sequence[Recommendation]") -> None:
         console.print_lines("No format fits on", [("-", names)])
 
 
-def show_choices(found: "Sequence[Recommendation]") -> None:
+def show_choices(found: "Sequence[Recommendation]", notes: "Sequence[str]" = ()) -> None:
     """Each GPU's choice in one line; the page has the rest."""
     from quantkit.advise import words
     from quantkit.cli import console
@@ -287,6 +281,7 @@ def show_choices(found: "Sequence[Recommendation]") -> None:
     ]
     console.print_lines(f"{_label(found[0])}{of_each}", lines)
     _show_unserved(found)
+    console.print_lines("Assumed", [("-", note) for note in (*found[0].notes, *notes)])
 
 
 def _side_by_side_tables(found: "Sequence[Recommendation]") -> None:

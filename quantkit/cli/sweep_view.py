@@ -17,7 +17,7 @@ MOST_STEPS = 60
 def show_plan(found: "Estimated", as_json: bool) -> None:
     """The graph, with hours and bytes."""
     from quantkit.cli import console
-    from quantkit.storage import gib
+    from quantkit.storage import duration, gib
 
     if as_json:
         console.print_json(found.to_json())
@@ -56,13 +56,13 @@ def show_plan(found: "Estimated", as_json: bool) -> None:
     usual = "" if found.has_named_tasks else " (the default; `tasks:` in the file names others)"
     console.say(f"scored on {', '.join(found.tasks)}{usual}")
     left = [costs[name] for name in steps if name not in found.done]
-    hours = {
-        on_gpu: sum(c.seconds or 0 for c in left if c.on_gpu == on_gpu) / 3600
-        for on_gpu in (True, False)
+    seconds = {
+        on_gpu: sum(c.seconds or 0 for c in left if c.on_gpu == on_gpu) for on_gpu in (True, False)
     }
     at_least = "at least" if any(c.seconds is None for c in left) else "about"
-    amounts = [f"{hours[True]:.3g} GPU hours on {found.costs.gpu}"] if hours[True] else []
-    amounts += [f"{hours[False]:.2g} hours of a CPU like this one"] if hours[False] else []
+    gpu, cpu = seconds[True], seconds[False]
+    amounts = [f"{_gpu_time(gpu)} on {found.costs.gpu}"] if gpu else []
+    amounts += [f"{duration(cpu)} on a CPU like this one"] if cpu else []
     size = gib(sum(c.size_bytes or 0 for c in left))
     done = f", {len(found.done):,} of them done" if found.done else ""
     console.say(f"{len(steps):,} steps{done}; to do: {at_least} {' and '.join([*amounts, size])}")
@@ -75,7 +75,16 @@ def _time(cost: "Cost") -> str:
         return "?"
     if not cost.seconds:
         return ""
-    return f"{cost.seconds:.0f} s" if cost.seconds < 100 else f"{cost.seconds / 3600:.2f} h"
+    from quantkit.storage import duration
+
+    return duration(cost.seconds)
+
+
+def _gpu_time(seconds: float) -> str:
+    """In the unit that GPUs are paid by, unless that would be a small fraction."""
+    from quantkit.storage import duration
+
+    return f"{seconds / 3600:,.3g} GPU hours" if seconds >= 3600 else duration(seconds)
 
 
 def _size(size_bytes: int | None) -> str:
@@ -131,12 +140,15 @@ def show_status(found: "Status") -> None:
 def show_overview(found: "Overview", out: str, as_json: bool) -> None:
     """Every candidate of every model, and where the pages are."""
     from quantkit.cli import console
+    from quantkit.report.table import STAR
 
     if as_json:
         console.print_json(found.to_json())
         return
     for model in found.models:
         console.print_table(_titles(model), _rows(model), words=(0,))
+        if any(entry.pareto for entry in model.document.candidates):
+            console.say(STAR)
         chosen = model.document.recommended
         if chosen is not None:
             console.say(
@@ -147,9 +159,8 @@ def show_overview(found: "Overview", out: str, as_json: bool) -> None:
         if model.gate is not None:
             open_ones = sum(c["answer"] == "cannot tell" for c in model.gate["checks"])
             but = f"; {open_ones} of {len(model.gate['checks'])} checks are undecided"
-            console.say(
-                f"{model.label}: the gate says {model.gate['outcome']}{but if open_ones else ''}"
-            )
+            outcome = model.gate["outcome"]
+            console.say(f"gate of {model.label}: {outcome}{but if open_ones else ''}")
         typer.echo("")
     typer.echo(f"one report over everything: {out.rstrip('/')}/report.html")
 

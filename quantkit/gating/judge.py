@@ -222,7 +222,7 @@ def _notes(
             continue
         for asked in rule.limits:
             if not find(document, asked):
-                notes[asked] = f"{plain(asked)} was not judged: the report has no such score"
+                notes[asked] = f"{words.label(asked)} was not judged: the report has no such score"
     yield from notes.values()
     yield from _unjudged_scores(document, rules)
     if earlier is None:
@@ -253,7 +253,8 @@ def _unjudged_scores(document: Document, rules: dict[str, list[Rule]]) -> Iterat
         ]
         if lacking:
             names = ", ".join(map(plain, lacking[:5]))
-            yield f"{figure.key} was not judged for {names}: it is not known how they were made"
+            label = words.label(figure.key)
+            yield f"{label} was not judged for {names}: it is not known how they were made"
 
 
 def _needs_none(figure: Figure, entry: Entry) -> bool:

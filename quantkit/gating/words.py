@@ -10,6 +10,7 @@ from quantkit.scoring.verdict import percent_interval, points_interval
 
 DECIMALS = {"max_increase_pct": 2, "max_drop": 2}
 MOST_DECIMALS = 15
+TO_SETTLE = "To settle it, score more documents or questions: drop --limit, or add a task."
 HUGE = 1e6  # digits of a broken model's figures mean nothing
 AGAINST = {"source": "the source", "earlier": "the earlier report"}
 MEANING = {
@@ -39,9 +40,13 @@ def metric(check: Check) -> str:
 
     A task, or a metric of one task, is named as in the policy.
     """
-    known = metrics.METRICS.get(check.asked)
-    label = known.label if known else OTHERS.get(check.asked, plain(check.asked))
-    return label + (" (earlier)" if check.against == "earlier" else "")
+    return label(check.asked) + (" (earlier)" if check.against == "earlier" else "")
+
+
+def label(asked: str) -> str:
+    """The label of what a rule asks for: the one that tables and pages have."""
+    known = metrics.METRICS.get(asked)
+    return known.label if known else OTHERS.get(asked, plain(asked))
 
 
 def limit(check: Check) -> str:
@@ -59,8 +64,7 @@ def short_limit(check: Check) -> str:
     if check.bound is None:
         return limit(check)
     sign = "≥" if check.kind in ("min", "max_drop") else "≤"
-    bound = _quantity(check, check.bound, shortest=True)
-    return f"{sign} {bound.removesuffix('s').removesuffix(' point')}"
+    return f"{sign} {_quantity(check, check.bound, shortest=True).partition(' ')[0]}"
 
 
 def interval(check: Check) -> str:
@@ -71,6 +75,8 @@ def interval(check: Check) -> str:
         return percent_interval(1 + check.low / 100, 1 + check.high / 100)
     if check.kind == "max_drop":
         return points_interval(-check.high / 100, -check.low / 100)
+    if _in_percent(check):
+        return f"{100 * check.low:,.2f}% to {100 * check.high:,.2f}%"
     return f"{check.low:,.4f} to {check.high:,.4f}"
 
 
@@ -153,9 +159,13 @@ def _allowed(check: Check) -> str:
 def _quantity(check: Check, value: float, shortest: bool = False, unsigned: bool = False) -> str:
     """A number in its limit's unit; drops as negative changes, in sentences without a sign."""
     shown = (value if unsigned else _sign(check) * value) + 0.0  # no negative zero
+    if _in_percent(check):
+        shown *= 100
+    # 15 digits drop the noise of the factor: 0.28 is 28%, not 28.000000000000004%.
     digits = f"{shown:.15g}" if shortest else _apart(check, shown, unsigned)
     if check.kind in ("max", "min"):
-        return digits
+        nats = " nats" * (metrics.of(check.metric).unit == "nats")
+        return f"{digits}{'%' * _in_percent(check)}{nats}"
     sign = "+" if shown > 0 and not unsigned else ""
     unit = {"max_increase_pct": "%", "max_drop": " points"}.get(check.kind, "")
     if check.kind == "max_drop" and not _in_points(check):
@@ -170,7 +180,9 @@ def _apart(check: Check, shown: float, unsigned: bool) -> str:
     if abs(shown) >= HUGE:
         return f"{shown:.3g}"
     bound = (check.bound or 0.0) * (1 if unsigned else _sign(check))
-    for decimals in range(DECIMALS.get(check.kind, 4), MOST_DECIMALS + 1):
+    bound *= 100 if _in_percent(check) else 1
+    least = 2 if _in_percent(check) else DECIMALS.get(check.kind, 4)
+    for decimals in range(least, MOST_DECIMALS + 1):
         digits = f"{shown:,.{decimals}f}"
         if shown == bound or float(digits.replace(",", "")) != bound:
             return digits
@@ -179,6 +191,11 @@ def _apart(check: Check, shown: float, unsigned: bool) -> str:
 
 def _in_points(check: Check) -> bool:
     return metrics.of(check.metric).is_share
+
+
+def _in_percent(check: Check) -> bool:
+    """Whether the figure itself is bounded, and is a share: reports show those in percent."""
+    return check.kind in ("max", "min") and _in_points(check)
 
 
 def _figure(check: Check, value: float | None) -> str:

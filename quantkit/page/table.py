@@ -14,6 +14,8 @@ LONG = 24
 NAME = 16
 """In characters; longer names may be broken."""
 DOT = Markup(".<wbr>")
+WHOLE = 40
+"""Rows up to which a dense table is shown whole: a frame of its own to scroll in hides the rest."""
 SHADES = 8
 """Steps of `Cell.shade`, as in the style sheet."""
 
@@ -71,7 +73,9 @@ def table(
     dense: bool = False,
     wide: bool = False,
 ) -> Markup:
-    """A table whose first column names the rows; a wide one extends into the margin."""
+    """A table whose first column names the rows; a wide one extends into the margin, and a dense
+    one of many rows scrolls in a frame.
+    """
     cells = [[c if isinstance(c, Cell) else Cell(c) for c in row] for row in rows]
     return render(
         "table.html",
@@ -81,5 +85,6 @@ def table(
         sortable=sortable and len(rows) > 1,
         searchable=searchable,
         dense=dense,
+        tall=dense and len(rows) > WHOLE,
         wide=wide,
     )

@@ -108,9 +108,12 @@ def _table(report: Document) -> Markup:
     scored = [name for name in (report.headline, report.accuracy) if name]
     for name in scored:
         task = name.partition("/")[0]
+        metric = metrics.of(name)
+        # The values of others end in a percent sign; the note must not widen the column.
+        note = "points, 95%" if metric.is_share else "95% interval"
         columns += [
-            Column(metrics.of(name).heading, numeric=True, note=task),
-            Column("Change", numeric=True, note="95% interval"),
+            Column(metric.heading, numeric=True, note=task),
+            Column("Change", numeric=True, note=note),
         ]
     kl = _divergence_names(report)
     columns += [Column(title, numeric=True, note=note) for title, note in kl.values()]

@@ -60,7 +60,7 @@ def against_size(report: Document) -> list[str | Markup]:
         scatter(
             "Size and what it costs",
             points,
-            Axis("GiB in memory" if unit == 1 << 30 else "MiB in memory", digits=2),
+            Axis("size, GiB" if unit == 1 << 30 else "size, MiB", digits=2),
             y,
             front="no other is both smaller and better",
             note="Bars are 95% intervals of the change against the source. "
@@ -151,6 +151,11 @@ def _pictured(report: Document, most: int, among: Sequence[Entry]) -> list[Entry
     return [entry for entry in among if entry in ranked]
 
 
+def _error(worst: layers.Worst) -> str:
+    """In the form that the terminal and model cards have."""
+    return f"{worst.error:.2e}" if worst.what == "output" else f"{worst.error:.1%}"
+
+
 def layer_maps(report: Document) -> list[str | Markup]:
     """The worst layers overall, and a map of the errors of some candidates."""
     known = [entry for entry in report.candidates if entry.made and entry.made.layers]
@@ -164,11 +169,12 @@ def layer_maps(report: Document) -> list[str | Markup]:
     ]
     parts: list[str | Markup] = [
         "The squared error of a layer's output on calibration data, over that output's square; "
-        "for recipes without data the error of the weight itself.",
+        "for recipes without data the error of the weights, in percent of their norm. The two are "
+        "not comparable.",
         table(
             f"The worst {EACH} layers of each",
             [Column("Layer"), Column("Model"), Column("Error", numeric=True), Column("Error in")],
-            [[w.layer, w.candidate, Cell(f"{w.error:.2e}", w.error), w.what] for w in worst],
+            [[w.layer, w.candidate, Cell(_error(w), w.error), w.what] for w in worst],
         ),
     ]
     # Weight errors alone look the same everywhere.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from quantkit.scoring.scorecard import Scorecard
 
 TITLES = ("model", "size", "of source", "bits/weight")
+STAR = "* No other is both smaller and better."
 GUESSED = "The source itself does no better than guessing, so changes say little about quality."
 NARROW_TITLES = ("model", "size", "of\nsource", "bits/\nweight")
 
@@ -73,7 +74,7 @@ def advice(report: Report) -> list[str]:
     heading = "No recommendation" if found.name is None else f"Recommended: {found.name}"
     lines = [f"{heading}: {found.reason}."]
     if len(report.candidates) > 1:
-        lines.append("* No other is both smaller and better.")
+        lines.append(STAR)
     return lines
 
 

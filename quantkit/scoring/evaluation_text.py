@@ -38,6 +38,21 @@ def load(
     return EvaluationText.joined(parts), digests
 
 
+def to_avoid_when_building(
+    names: Sequence[str], base: Path, data: Path | None = None
+) -> tuple[EvaluationText, dict[str, str]]:
+    """The same for `calibrate build`, with advice for failures."""
+    try:
+        return load(names, base, data)
+    except ScoreError as error:
+        raise DataError(
+            f"the set leaves out text of {', '.join(names)}, which models are scored on, and needs "
+            f"it for that: {str(error).partition('; ')[0]}; connect to the hub once, or pass "
+            "`--data DIR`, a folder that holds it under the dataset's name; the set python-docs, "
+            "or your own data with `--avoid python_docs,python_quiz`, needs no hub"
+        ) from error
+
+
 def to_avoid(names: Sequence[str], base: Path) -> tuple[EvaluationText, dict[str, str]]:
     """The same for a calibration set that is built during the run, with advice for failures."""
     try:

@@ -190,7 +190,9 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         """Which answers came from the cache, in words; empty where none did."""
         if not self._n_kept:
             return ""
-        share = "all" if self._n_kept == self._n_asked else f"{self._n_kept / self._n_asked:.0%}"
+        if self._n_kept == self._n_asked:
+            return f"{self._label}: all answers come from the cache"
+        share = f"{self._n_kept / self._n_asked:.0%}"
         return f"{self._label}: {share} of the answers come from the cache"
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:

@@ -98,8 +98,8 @@ def explained(tasks: Sequence[str]) -> Iterator[None]:
     except (ConnectionError, FileNotFoundError, requests.RequestException) as error:
         raise ScoreError(
             f"the data of {named} cannot be reached: {_first_line(error)}; connect to the hub "
-            "once, or pass `--data DIR`, a folder that holds it under the dataset's name; the "
-            "tasks python_docs and python_quiz need no hub"
+            "once, or use `quantkit score` or `compare` with `--data DIR`, a folder that holds it "
+            "under the dataset's name; the tasks python_docs and python_quiz need no hub"
         ) from error
 
 

@@ -54,7 +54,7 @@ def _warnings(found: Overview) -> list[str]:
         warnings.append(f"{n} step{'s' * (n > 1)} of this sweep failed; see the end.")
     warnings += [f"{m.label}: {note}" for m in found.models for note in m.document.notes]
     warnings += [
-        f"{m.label}: the gate says {m.gate['outcome']}."
+        f"Gate of {m.label}: {m.gate['outcome']}."
         for m in found.models
         if m.gate is not None and m.gate["outcome"] != "pass"
     ]

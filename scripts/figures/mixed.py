@@ -147,5 +147,5 @@ def mixed_in_vllm() -> str:
         f"`{mixed}` of SmolLM2-135M in vLLM {found['version']} on one {label(found['device'])} "
         f"({link('recorded', name)}): it agrees with quantkit's reference, "
         f"{times(found['over_noise'])} the distance that two runs of 16-bit arithmetic have from "
-        "each other, and the test tells it from the source."
+        "each other, and the test distinguishes it from the source."
     )

@@ -448,3 +448,92 @@ def test_without_a_bandwidth_there_are_no_empty_columns(run_cli):
     assert "tokens/s" not in unknown
     known = run_cli(["recommend", "8B", "--memory", "9GiB", "--bandwidth", "300GB/s"]).stdout
     assert "first: time to the first token" in known
+
+
+def test_a_set_that_ships_is_not_called_a_missing_folder(run_cli):
+    message = one_error(run_cli(["calibrate", "inspect", "general"]))
+    assert "calibrate build general --model" in message
+    assert "no folder" not in message
+
+
+def test_avoided_text_that_cannot_be_read_is_told_with_advice_for_sets(
+    run_cli, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    build = ["calibrate", "build", "--model", "demo", "-o", tmp_path / "set"]
+    text = tmp_path / "text.txt"
+    text.write_text("Some words of a document. " * 400)
+    for what in (["general"], ["--from", text, "--avoid", "wikitext"]):
+        message = one_error(run_cli([*build, *what]))
+        assert "leaves out text of" in message
+        assert "--avoid python_docs,python_quiz" in message
+        assert "the set python-docs" in message
+        assert "tasks python_docs" not in message
+
+
+def test_a_short_log_is_told_the_option_that_works(run_cli, tmp_path):
+    log = tmp_path / "log.jsonl"
+    words = [f"word{n}" for n in range(200)]
+    draw = random.Random(0)
+    rows = [{"text": " ".join(draw.choices(words, k=400))} for _ in range(12)]
+    log.write_text("\n".join(map(json.dumps, rows)))
+    build = ["calibrate", "build", "--model", "demo", "--from", log, "--length", "256"]
+    message = one_error(run_cli([*build, "-o", tmp_path / "set"]))
+    (asked,) = message.split("--samples ")[1:]
+    n = asked.partition(",")[0]
+    made = run_cli([*build, "--samples", n, "-o", tmp_path / "set"])
+    assert made.code == 0, made.stderr
+
+
+def test_quantize_without_a_choice_names_every_way_to_make_one(run_cli):
+    message = one_error(run_cli(["quantize", "demo"]), 2)
+    for option in ("--recipe", "--fit", "--bits", "--size"):
+        assert option in message
+
+
+def test_a_short_sweep_is_not_counted_in_thousandths_of_an_hour(run_cli, tmp_path):
+    file = tmp_path / "sweep.yaml"
+    file.write_text("models: [demo]\nrecipes: [rtn-w4a16]\ntasks: [python_docs]\ndevice: cpu\n")
+    plan = run_cli(["sweep", "run", file, "-o", tmp_path / "runs", "--dry-run"]).stdout
+    (last,) = [line for line in plan.splitlines() if "to do:" in line]
+    assert "hours" not in last
+    assert last.split("about ")[1].split()[1] in ("s", "min")
+
+
+@pytest.mark.parametrize("command", ["run", "score", "sweep"])
+def test_data_of_a_task_is_only_sought_where_the_option_exists(
+    run_cli, tmp_path, monkeypatch, command
+):
+    """`run` and `sweep` have no --data: the advice names commands that do."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    file = tmp_path / "sweep.yaml"
+    file.write_text("models: [demo]\nrecipes: [fp8-dynamic]\ntasks: [wikitext]\n")
+    asked = {
+        "run": ["run", "demo", "-r", "fp8-dynamic", "--tasks", "wikitext"],
+        "score": ["score", "demo", "--tasks", "wikitext"],
+        "sweep": ["sweep", "run", file],
+    }
+    message = one_error(run_cli([*asked[command], "-o", tmp_path / "out"]))
+    assert "--data DIR" in message
+    for name in ("score", "compare"):
+        assert name in message.partition("--data DIR")[0].rpartition("; ")[2]
+        assert "--data" in run_cli([name, "--help"]).stdout
+
+
+def test_scores_have_the_units_of_the_report(run_cli, tmp_path):
+    asked = ["score", "demo", "--tasks", "python_quiz", "--limit", "4", "-o", tmp_path / "scores"]
+    result = run_cli(asked)
+    assert result.code == 0, result.stderr
+    found = json.loads((tmp_path / "scores" / "source.json").read_text())
+    share = found["scores"]["python_quiz/acc"]["value"]
+    (row,) = [line for line in result.stdout.splitlines() if " python_quiz/acc " in line]
+    assert f"{100 * share:.2f}%" in row.split()
+
+
+def test_errors_of_layers_are_explained(run_cli, tmp_path):
+    asked = ["quantize", "demo", "-r", "gptq-w4a16", "--calibration", "python-docs"]
+    result = run_cli([*asked, "--samples", "4", "--length", "16", "-o", tmp_path / "out"])
+    assert result.code == 0, result.stderr
+    _, _, after = result.stdout.partition("worst layers")
+    for term in ("output error:", "damping:"):
+        assert term in after

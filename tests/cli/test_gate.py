@@ -70,6 +70,7 @@ def test_too_little_evidence_exits_3(run_cli, written):
     assert "wiki/perplexity cannot be judged: it rests on 1 document and 40 tokens" in said
     assert "at least 20 documents and 5,000 tokens" in said
     assert result.stdout.rstrip().split("\n")[-1].startswith("cannot tell: 3 of 5 checks")
+    assert result.stdout.count("--limit") == 1  # what to do next, once
 
 
 def test_failures_say_cause_and_amount(run_cli, written):

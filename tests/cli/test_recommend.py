@@ -113,6 +113,22 @@ def test_weights_of_a_small_model_are_not_zero(run_cli):
     assert float(row.split()[1]) == pytest.approx(0.011, abs=0.001)
 
 
+def test_weights_of_a_small_model_are_not_zero_on_its_page(run_cli, tmp_path):
+    target = tmp_path / "page.html"
+    run_cli(["recommend", "demo", "--gpu", "L4", "--html", target])
+    text = target.read_text()
+    assert ">0.011<" in text
+    assert ">0.0<" not in text
+
+
+def test_a_table_over_gpus_names_the_users_it_holds_for(run_cli):
+    question = ["recommend", "8B", "--gpu", "L4,L40S", "--users"]
+    for users, told in (("8", "8 users"), ("1", "1 user")):
+        assert told in run_cli([*question, users]).stdout.splitlines()[0]
+    both = run_cli(["recommend", "8B", "--gpu", "L4,L40S", "--objective", "throughput"])
+    assert "all users together" in both.stdout.splitlines()[0]
+
+
 def test_all_gpus_in_json_and_as_a_page(run_cli, tmp_path):
     target = tmp_path / "page.html"
     result = run_cli(["recommend", "8B", "--gpu", "all", "--json", "--html", target])
@@ -433,6 +449,7 @@ def test_nobody_takes_a_board_in_place_of_a_card(run_cli):
 def test_with_a_page_the_terminal_has_one_line_per_gpu(run_cli, tmp_path):
     result = run_cli(["recommend", "8B", "--gpu", "L4,L40S", "--html", tmp_path / "page.html"])
     lines = [line.split(maxsplit=1) for line in result.stdout.splitlines() if line.strip()]
-    assert (result.code, [line[0] for line in lines]) == (0, ["8B", "L4", "L40S"])
-    assert all("a whole answer in" in told for _, told in lines[1:])
+    assert (result.code, [line[0] for line in lines[:4]]) == (0, ["8B", "L4", "L40S", "Assumed"])
+    assert all("a whole answer in" in told for _, told in lines[1:3])
+    assert any("8,192 tokens" in told for _, told in lines[4:])
     assert "written" in result.stderr

@@ -304,7 +304,7 @@ def test_private_things_are_warned_of_where_nothing_replaces_them(run_cli, tmp_p
         made = run_cli([*command, *SMALL[:4]])
         assert made.code == 0, made.stderr
         told = " ".join(made.stderr.split())
-        assert ("email in 3); `quantkit calibrate build --redact`" in told) == warned
+        assert ("e-mail addresses in 3); `quantkit calibrate build --redact`" in told) == warned
 
 
 def test_rows_that_are_scored_on_are_left_out(build, chat_file, tmp_path):

@@ -103,7 +103,7 @@ def test_nothing_is_answered_twice(data, tmp_path, counted):
     assert first.card.scores[f"{TASK}/acc"].n == N_QUESTIONS
     counted.clear()
     second = ask(data, tmp_path, progress=told)
-    assert told.notes == ["demo: all of the answers come from the cache"]
+    assert told.notes == ["demo: all answers come from the cache"]
     assert sum(counted) == 0
     assert second.card.scores == first.card.scores
     assert second.outcomes == first.outcomes
@@ -168,7 +168,7 @@ def test_chat_template_and_precision_are_part_of_the_key(tmp_path, monkeypatch):
     assert kept == ""
     (again,), kept = asked_of(tmp_path, "cpu", plain)
     assert again == one
-    assert "all of the answers" in kept
+    assert "all answers" in kept
     (other,), kept = asked_of(tmp_path, "cpu", chat)
     assert kept == ""
     assert other != one

@@ -231,6 +231,22 @@ def test_what_is_too_slow_is_left_out_with_its_figure():
     assert ask("8B", "L4", limits=Limits(tpot=seconds)).found[0].chosen is not None
 
 
+def test_the_closest_format_to_a_missed_limit_is_the_one_named():
+    found = ask("8B", "L4", context=16384, limits=Limits(ttft=1.0)).found[0]
+    assert found.chosen is None
+    slow = [c for c in found.candidates if c.lacks == "speed" and c.quality.recovery >= 0.97]
+    nearest = min(slow, key=lambda c: c.speed.first_token.typical)
+    as_fast = {c.format.name for c in slow if c.speed.first_token == nearest.speed.first_token}
+    assert any(name in found.reason for name in as_fast)
+    assert nearest.problem in found.reason
+    way = next(r for r in found.remedies if r.change.startswith("--ttft"))
+    assert way.format in as_fast
+    allowed = float(way.change.split()[1].removesuffix("ms")) / 1000
+    assert allowed == pytest.approx(nearest.speed.first_token.typical, abs=0.001)
+    assert way.change not in way.says  # both stand side by side
+    assert ask("8B", "L4", context=16384, limits=Limits(ttft=allowed)).found[0].chosen is not None
+
+
 # --- prefixes
 
 

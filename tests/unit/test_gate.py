@@ -533,7 +533,7 @@ def test_what_the_default_leaves_out_is_told(good):
     for place in (None, 0, 1):
         good = rescored(good, "wiki/kl_mean", None, place)
     verdict = judge(good, policy.default())
-    assert "kl_mean was not judged: the report has no such score" in verdict.notes
+    assert any("KL mean" in note and "not judged" in note for note in verdict.notes)
 
 
 # A release against the last
@@ -736,8 +736,8 @@ def test_numbers_are_shown_apart_from_their_limit(good):
         rescored(good, "wiki/kl_mean", 0.0500000001), rules(kl_mean={"max": 0.05})
     ).checks[0]
     assert check.answer is FAIL
-    assert words.amount(check) == "0.0500000001"
-    assert words.limit(check) == "at most 0.05"
+    assert words.amount(check) == "0.0500000001 nats"
+    assert words.limit(check) == "at most 0.05 nats"
     assert words.short_limit(check) == "≤ 0.05"
     document = rescored(good, "wiki/perplexity", 10.0, None)
     document = rescored(document, "wiki/perplexity", 10.200001)
@@ -828,3 +828,23 @@ def test_no_damaged_layer_hides(good, errors):
         rules(unjudged="warn", layer_outlier={"max": 3}),
     )
     assert verdict.outcome is FAIL
+
+
+def test_bounded_figures_have_the_units_of_the_report():
+    document = rescored(ONE_CANDIDATE, "wiki/top1_agreement", 0.28)
+    document = rescored(document, "wiki/kl_mean", 0.006)
+    policy = rules(top1_agreement={"min": 0.29}, kl_mean={"max": 0.05}, size_ratio={"max": 0.9})
+    agreement, kl, size = judge(document, policy).checks[:3]
+    assert (words.amount(agreement), words.short_limit(agreement)) == ("28.00%", "≥ 29%")
+    assert "28.00%" in agreement.reason
+    assert "29%" in agreement.reason
+    assert (words.amount(kl), words.short_limit(kl)) == ("0.0060 nats", "≤ 0.05")
+    assert not words.amount(size).endswith(("%", "nats"))
+
+
+def test_percent_that_misses_by_a_hair_does_not_read_as_its_limit():
+    document = rescored(ONE_CANDIDATE, "wiki/top1_agreement", 0.8999999)
+    check = judge(document, rules(top1_agreement={"min": 0.9})).checks[0]
+    assert check.answer is FAIL
+    assert words.amount(check) != words.short_limit(check).removeprefix("≥ ")
+    assert float(words.amount(check).rstrip("%")) < 90

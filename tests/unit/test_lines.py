@@ -94,6 +94,16 @@ def test_a_stage_that_breaks_off_at_once_leaves_the_word_to_its_error(lines, tol
     assert told == []
 
 
+def test_names_of_layer_and_recipe_are_not_cut(lines, clock, told):
+    worst = "worst output error 4.1e-03 (model.layers.31.self_attn.v_proj, awq-gptq-w4a16+kv-fp8)"
+    lines.start("calibrate", 32, "blocks")
+    pass_time(lines, clock, 3)
+    lines.status(f"1,762 tokens/s per block, {worst}")
+    pass_time(lines, clock, 30)
+    lines.finish()
+    assert any(line.endswith(worst) for line in told)
+
+
 def test_a_wait_has_no_part_that_is_done(lines, clock, told):
     lines.start("vllm starts", 900, "s")
     pass_time(lines, clock, 3)

@@ -22,7 +22,7 @@ from quantkit.page.heatmap import heatmap
 from quantkit.page.lines import Series, lines
 from quantkit.page.scale import Axis, log_ticks, number, scale, ticks
 from quantkit.page.scatter import Point, scatter
-from quantkit.page.table import Cell, Column, table
+from quantkit.page.table import WHOLE, Cell, Column, table
 
 VOID = {"meta", "link", "input", "br"}
 
@@ -149,6 +149,12 @@ def test_pictures_name_themselves_and_come_with_their_numbers(gallery):
 
 def test_headers_of_tables_have_scopes(html):
     assert {a.get("scope") for a in Reader(html).of("th")} == {"row", "col"}
+
+
+@pytest.mark.parametrize(("n", "scrolls"), [(1, False), (WHOLE, False), (WHOLE + 1, True)])
+def test_only_long_tables_scroll_in_a_frame(n, scrolls):
+    made = table("Rows", [Column("Name")], [[f"row {i}"] for i in range(n)], dense=True)
+    assert ("tall" in re.search(r'<div class="table ([^"]*)"', made)[1].split()) is scrolls
 
 
 def test_cells_carry_full_values_to_sort_by():
@@ -291,7 +297,13 @@ def test_calibration_page_says_what_the_terminal_says(calibration_page):
         assert sentence in text
     for digest in ("a" * 64, "b" * 64, "c" * 64, "d" * 64, "e" * 64, "f" * 64):
         assert digest in text
-    for words in ("near-duplicate", "not chosen", "email", "1.2.3", "repeats an earlier row"):
+    for words in (
+        "near-duplicate",
+        "not chosen",
+        "e-mail addresses",
+        "1.2.3",
+        "repeats an earlier row",
+    ):
         assert words in text
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantkit.calibration.redaction.numbers import luhn
-from quantkit.calibration.redaction.redact import KINDS, redact
+from quantkit.calibration.redaction.redact import KINDS, LABELS, redact
 from quantkit.errors import UnknownName
 
 # Slightly under what benchmarks/results/redaction.json has.
@@ -127,3 +127,7 @@ def test_luhn_is_the_sum_of_doubled_digits():
     assert luhn("4111111111111111")
     assert luhn("79927398713")
     assert not any(luhn(f"7992739871{last}") for last in "012456789")
+
+
+def test_every_kind_has_a_label():
+    assert set(LABELS) == set(KINDS)

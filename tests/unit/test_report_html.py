@@ -144,6 +144,23 @@ def test_every_metric_has_its_own_label_at_the_head_of_a_column(published):
         assert f">{metric.name.capitalize()}<" not in page or metric.name == metric.label
 
 
+def test_changes_of_accuracy_are_marked_as_points(published):
+    page = html.render(published, "0")
+    notes = re.findall(r"<span>Change</span><small>([^<]*)<", page)
+    assert ["points" in note for note in notes] == [False, True]
+    assert all("95%" in note for note in notes)
+
+
 @pytest.fixture(scope="module")
 def published():
     return read_document(PUBLISHED / "report.json")
+
+
+def test_errors_of_weights_are_in_percent_and_not_mixed_with_those_of_outputs(published):
+    page = html.render(published, "0")
+    rows = re.findall(r"<tr>(?:(?!</tr>).)*</tr>", page, re.S)
+    cells = [re.findall(r">([^<>]+)</t[dh]>", row) for row in rows]
+    kinds = {row[-1]: row[-2] for row in cells if row and row[-1] in ("weight", "output")}
+    assert set(kinds) == {"weight", "output"}
+    assert kinds["weight"].endswith("%")
+    assert "e-" in kinds["output"]

@@ -131,11 +131,12 @@ def require_enough(candidates: Candidates, shape: Shape, names: list[str], what:
             n_fitting = int(mine.sum())
             have, need = f"{n_fitting:,} usable rows", f"{quota}"
         alone = len(names) == 1
+        fewer = f"--samples {n_fitting}" if alone and n_fitting else "--samples"
         raise DataError(
             f"{names[s]} has {have} ({what[s]}), enough for {n_fitting:,} samples; "
             f"{'the set' if alone else 'its share of the set'} needs {need}. Add rows, "
             f"{'' if alone else 'lower its weight, '}or ask for fewer or shorter samples "
-            "(--samples, --length)"
+            f"({fewer}, --length)"
         )
 
 

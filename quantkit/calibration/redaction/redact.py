@@ -158,6 +158,13 @@ _FINDERS: Mapping[str, Callable[[str], Iterable[Span]]] = {
     "ip": find_ips,
 }
 KINDS: tuple[str, ...] = tuple(_FINDERS)
+LABELS: Mapping[str, str] = {
+    "email": "e-mail addresses",
+    "phone": "phone numbers",
+    "card": "card numbers",
+    "key": "keys and passwords",
+    "ip": "IP addresses",
+}
 _ORDER = ("key", "email", "ip", "card", "phone")
 """Keys contain everything else, such as the password in a URL; phones have the loosest shape."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from quantkit.calibration.pool import GatheredSource
 from quantkit.calibration.reading.recognise import QUOTES
 from quantkit.calibration.reading.row import Row
-from quantkit.calibration.redaction.redact import KINDS, redact
+from quantkit.calibration.redaction.redact import KINDS, LABELS, redact
 from quantkit.calibration.spec import SetSpec
 from quantkit.progress import Progress
 
@@ -79,7 +79,7 @@ def _warn_of_personal_data(
             counts = redact(row.plain[:LOOKED_INTO], KINDS).counts
             found.update(kind for kind, n in counts.items() if n)
         if found:
-            kinds = ", ".join(f"{kind} in {n:,}" for kind, n in found.most_common())
+            kinds = ", ".join(f"{LABELS[kind]} in {n:,}" for kind, n in found.most_common())
             progress.note(
                 f"warning: {source.name} may hold personal data or secrets (of {len(rows):,} rows "
                 f"checked: {kinds}); `quantkit calibrate build --redact`, or `redact:` in the "
