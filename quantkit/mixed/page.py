@@ -51,7 +51,8 @@ def render(found: Table, chosen: Allocation | None = None) -> str:
         kind="Sensitivity",
         lead=(
             f"What each of {len(found.units)} units costs in each of {len(found.formats)} formats, "
-            f"from {found.n_tokens:,} tokens of {found.calibration}."
+            f"from {found.n_tokens:,} tokens of {found.calibration}. A unit is a linear layer, or "
+            "several that must have the same format."
         ),
         top=[notices("Read this first", _warnings(found)), facts(_facts(found))],
         footer=f"Written by quantkit {__version__}. This page loads nothing from the network.",
@@ -90,10 +91,14 @@ def _curve(found: Table, chosen: Allocation | None, cost: str) -> Markup:
         f"{cost} against bits per quantised weight",
         points,
         Axis("Bits per quantised weight", digits=2),
-        Axis(cost, log=True),
+        Axis(_with_unit(found, cost), log=True),
         front="best choice of formats",
         note="Bits as files have them, scales included. 16 bits cost nothing, and are not shown.",
     )
+
+
+def _with_unit(found: Table, cost: str) -> str:
+    return f"{cost}, nats per token" if found.is_weighted else cost
 
 
 def _uniform(found: Table) -> list[Point]:
@@ -117,7 +122,7 @@ def _map(found: Table, cost: str) -> Markup:
         short_names([unit.name for unit in found.units]),
         names,
         [[row[place] for place in places] for row in costs],
-        Axis(cost, log=True),
+        Axis(_with_unit(found, cost), log=True),
     )
 
 
