@@ -90,7 +90,10 @@ def _hidden() -> Iterator[None]:
         yield
     finally:
         for name in absent:
-            sys.modules.pop(name, None)
+            # One that was asked for before is imported after all, and stays: without it, its own
+            # modules would be left alone.
+            if sys.modules.get(name, absent) is None:
+                del sys.modules[name]
 
 
 @contextmanager

@@ -113,6 +113,8 @@ assert import_utils.is_scipy_available()
 from quantkit.model import lean_import
 lean_import.load()
 import transformers.modeling_utils
+import scipy.stats
+assert scipy._lib
 """
     subprocess.run([sys.executable, "-c", made], check=True)
 
