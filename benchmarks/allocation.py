@@ -183,8 +183,7 @@ def build_bank(source: Any, table: Any, calibration: Any, folder: Path, device: 
         recipe = candidates.find(name).recipe
         if recipe.input_activations is not None:
             raise SystemExit(f"{name} rounds activations, which a bank of weights does not hold")
-        # AWQ's scales are folded into other layers: units of several checkpoints would not fit.
-        told = recipe.model_dump() | {"method": "gptq", "options": {"propagate": False}}
+        told = recipe.model_dump() | {"options": {"propagate": False}}
         wanted.append(Recipe.model_validate(told))
     if wanted:
         quantize(source, wanted, folder, device, calibration)

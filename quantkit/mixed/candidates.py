@@ -37,10 +37,6 @@ COMMON_WIDTHS = (4, 8)
 experts only from 0.29 on.
 """
 GPTQ = "gptq"
-AWQ_GPTQ = "awq-gptq"
-"""Integers are rounded as in `awq-gptq-w4a16`: on real models AWQ's scales gain more than a format
-does.
-"""
 _INTEGER = re.compile(r"w([2-8])a16-g(32|64|128)")
 _FLOATS = {
     "fp8": (
@@ -90,7 +86,7 @@ class Candidate:
     @property
     def by_gptq(self) -> bool:
         """Whether weights are rounded by GPTQ in the end."""
-        return self.method in (GPTQ, AWQ_GPTQ)
+        return self.method == GPTQ
 
     @property
     def is_common(self) -> bool:
@@ -130,7 +126,7 @@ def find(name: str) -> Candidate:
         return Candidate(SIXTEEN)
     if match := _INTEGER.fullmatch(name):
         weights = WeightScheme(num_bits=int(match[1]), group_size=int(match[2]))
-        return Candidate(name, AWQ_GPTQ, weights)
+        return Candidate(name, GPTQ, weights)
     if name not in _FLOATS:
         known = (*MIXES, *dict.fromkeys(n for names in MIXES.values() for n in names))
         raise UnknownName("format", name, known)
