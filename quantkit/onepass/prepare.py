@@ -207,10 +207,11 @@ def prepare(
     given = calibration is not None
     checks.check(recipes, out, given, imatrix, engine, force)
     where = devices.choose(device)
-    warming = warmup.begin(where) if given and engine == NATIVE else None
     weights = [recipe for recipe in recipes if isinstance(recipe, Recipe)]
     files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]
     learning = [recipe for recipe in recipes if recipe.needs_calibration]
+    calibrates = given and bool(learning or (files and imatrix is None))
+    warming = warmup.begin(where) if calibrates and engine == NATIVE else None
     if ranks.size > 1 and (alone := [recipe for recipe in files if recipe.needs_calibration]):
         raise HardwareError(
             f"recipe {alone[0].name} chooses a file's levels in a single process; run it without "
@@ -267,7 +268,7 @@ def prepare(
         file_targets=[out / recipe.name for recipe in files],
         matrix=matrix,
     )
-    if calibration is None or not (learning or (files and matrix is None)):
+    if calibration is None or not calibrates:
         return resume.without_finished(job, force, progress)
     job = _calibrated(job, architecture, calibration, size, run, warming)
     return resume.without_finished(job, force, progress)

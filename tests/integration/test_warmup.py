@@ -5,7 +5,10 @@ import threading
 import pytest
 import torch
 
+from quantkit.model.source import ModelSource
 from quantkit.onepass import warmup
+from quantkit.onepass.prepare import CalibrationChoice, Run, prepare
+from quantkit.recipe import load
 
 
 def test_a_cpu_needs_none():
@@ -24,6 +27,20 @@ def test_a_device_that_fails_is_left_to_the_pass(monkeypatch, capfd):
     thread.join(30)
     assert not thread.is_alive()
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("recipe", "wanted"), [("gptq-w4a16", True), ("fp8-dynamic", False)])
+def test_only_a_calibrated_pass_asks_for_it(recipe, wanted, tmp_path, monkeypatch):
+    """It waits for the thread; data-free recipes would use the GPU beside it."""
+    begun = []
+    monkeypatch.setattr(warmup, "begin", begun.append)
+    text = tmp_path / "text.txt"
+    text.write_text(
+        "".join(f"{i} words that are not like the others {i * i}\n" for i in range(999))
+    )
+    choice = CalibrationChoice(str(text), 4, 64)
+    prepare(ModelSource.open("demo"), [load(recipe)], tmp_path / "o", "cpu", choice, Run())
+    assert bool(begun) == wanted
 
 
 @pytest.mark.gpu
