@@ -28,8 +28,8 @@ MOST_UNLIKE = 0.01
 
 
 def file_of(name: str | Path) -> Path | None:
-    """The GGUF file that a name refers to: a file, its folder or `org/repo:Q4_K_M`, without a
-    manifest of ours. None if there is none, or more than one.
+    """The GGUF file that a name refers to: a file, its folder or `org/repo:Q4_K_M`, without
+    quantkit's manifest. None if there is none, or more than one.
     """
     path = hub_file(str(name)) or Path(name)
     if path.suffix.lower() == SUFFIX and path.is_file():

@@ -1,7 +1,7 @@
 """Memory of other tools' GGUF files, from their headers.
 
 A header has every tensor's type and size and the numbers that determine the cache, so a plan for
-the file is as exact as for one of ours.
+the file is as exact as for one that quantkit made.
 """
 
 from typing import Any
