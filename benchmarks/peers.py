@@ -53,8 +53,8 @@ class Call:
         return ids[: self.n_samples]
 
 
-def quantkit(*recipes: str) -> Callable[[Call], None]:
-    """Our own recipes, one or several from one pass."""
+def quantkit(*recipes: str, **options: Any) -> Callable[[Call], None]:
+    """Our own recipes, one or several from one pass, with other options if any are given."""
 
     def run(call: Call) -> None:
         from quantkit.model.source import ModelSource
@@ -65,8 +65,9 @@ def quantkit(*recipes: str) -> Callable[[Call], None]:
         loaded = []
         for name in recipes:
             recipe = Recipe.load(name)
-            weights = recipe.weights.model_copy(update={"group_size": call.group_size})
-            loaded.append(recipe.model_copy(update={"weights": weights}))
+            weights = recipe.weights.model_dump() | {"group_size": call.group_size}
+            changed = {"weights": weights, "options": recipe.options | options}
+            loaded.append(Recipe.model_validate(recipe.model_dump() | changed))
         source = ModelSource.open(str(call.model))
         choice = CalibrationChoice(str(call.set), call.n_samples)
         quantize(source, loaded, call.out, calibration=choice)
@@ -153,6 +154,7 @@ RUNS: dict[str, Callable[[Call], None]] = {
 }
 OWN = {
     "quantkit-best": "best-w4a16",
+    "quantkit-distil": "awq-gptq-w4a16",
     "quantkit-gptq-w3": "gptq-w3a16",
     "quantkit-best-w3": "best-w3a16",
     "quantkit-gptq-w2": "gptq-w2a16",
@@ -164,6 +166,8 @@ RUNS_BY_WIDTH: dict[int, dict[str, Callable[[Call], None]]] = {
         "quantkit-gptq": RUNS["quantkit-gptq"],
         "quantkit-awq-gptq": RUNS["quantkit-awq-gptq"],
         "quantkit-best": quantkit("best-w4a16"),
+        # What gradients are worth where there is a quarter of AutoRound's time.
+        "quantkit-distil": quantkit("awq-gptq-w4a16", distil=4),
         "llmcompressor-gptq": RUNS["llmcompressor-gptq"],
         "llmcompressor-awq": RUNS["llmcompressor-awq"],
         "autoround-200": RUNS["autoround-200"],
