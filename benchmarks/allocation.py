@@ -3,7 +3,7 @@
     python benchmarks/allocation.py model --model DIR|demo --name NAME --origin TEXT
         --calibration SET|FILE [FILE ...] --text FILE|python_docs --work DIR --out FILE
         [--samples 128] [--length 2048] [--bits 4.5 5 6] [--mixtures 40] [--windows 8]
-        [--peer 4.5] [--path autoround=DIRS]
+        [--peer 4.5] [--peer-batch 4] [--path autoround=DIRS]
     python benchmarks/allocation.py blocks --work DIR --out FILE
     python benchmarks/allocation.py solver --out FILE
 
@@ -386,6 +386,7 @@ def ask_peer(args: argparse.Namespace, chosen: Path, usual: Sequence[str], bits:
     # It drops texts that come out shorter than this when they are tokenised again.
     shorter = args.length - args.length // 16
     command += ["--samples", str(args.samples), "--length", str(shorter)]
+    command += ["--batch", str(args.peer_batch)] if args.peer_batch else []
     command += ["--formats", *(name for name in usual if name != "bf16")]
     env = os.environ | {"HF_HUB_OFFLINE": "1"}
     if "autoround" in args.path:
@@ -421,6 +422,7 @@ def against_peer(
         "our_kl": ours["kl"],
         "seconds": found["seconds"],
         "scheme_seconds": found["scheme_seconds"],
+        "batch": found["batch"],
         "our_seconds": mine,
         "our_share_of_time": mine / found["seconds"],
         "versions": found["versions"],
@@ -484,6 +486,7 @@ def peer(args: argparse.Namespace) -> None:
         dataset=str(args.texts),
         nsamples=args.samples,
         seqlen=args.length,
+        batch_size=args.batch,
     )
     with contextlib.suppress(Chosen):
         AutoRound(
@@ -505,6 +508,7 @@ def peer(args: argparse.Namespace) -> None:
         "layers": found,
         "seconds": time.monotonic() - started,
         "scheme_seconds": kept["seconds"],
+        "batch": args.batch,
         "versions": {name: metadata.version(name) for name in ("auto-round", "torch")},
     }
     args.out.write_text(json.dumps(told, indent=2))
@@ -646,6 +650,7 @@ def main() -> None:
     part.add_argument("--sizes", type=float, nargs="+", default=[4.5, 6.0])
     part.add_argument("--mixtures", type=int, default=40)
     part.add_argument("--peer", type=float, nargs="+", default=[])
+    part.add_argument("--peer-batch", type=int, help="samples at a time, where its own 8 are lost")
     part.add_argument("--path", type=lambda text: text.split("=", 1), action="append", default=[])
     part.add_argument("--work", type=Path, required=True)
     part = parts.add_parser("blocks")
@@ -662,6 +667,7 @@ def main() -> None:
     part.add_argument("--formats", nargs="+", required=True)
     part.add_argument("--samples", type=int, required=True)
     part.add_argument("--length", type=int, required=True)
+    part.add_argument("--batch", type=int)
     for part in parts.choices.values():
         part.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
