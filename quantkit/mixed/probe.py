@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from quantkit.onepass.padding import Keep
 
 TOKENS = {"cuda": 4096, "cpu": 1024}
+TIMES = 3.0
+"""How many times as large a change is probed. KL grows with its square, while what comes from the
+rounding of bfloat16 states that differ at all stays the same: up to half of what a change of usual
+size shows. Much larger ones leave the range in which the square holds.
+"""
 
 
 @dataclass
@@ -56,8 +61,8 @@ class Probe:
         if self.outer is not None and self.outer.embedding:
             self._states[self.outer.embedding] = self._embedded(visit.decoder, self.outer)
 
-    def advance(self, visit: Visit, changed: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Run one block; `changed` holds replacement parameters by unit."""
+    def advance(self, visit: Visit, changes: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Run one block; `changes` holds what is added to parameters, by unit."""
         if visit.call.carried or visit.call.shared:
             self.is_lost = True
         if self.is_lost:
@@ -66,7 +71,8 @@ class Probe:
         before = self._clean
         self._run(visit)
         arguments = visit.call.of_first(len(before), visit.decoder.device)
-        for unit, parameters in changed.items():
+        for unit, moved in changes.items():
+            parameters = {n: visit.state[n].float() + TIMES * d for n, d in moved.items()}
             self._states[unit] = visit.run({**visit.state, **parameters}, before, arguments)
 
     def _run(self, visit: Visit) -> None:
@@ -96,7 +102,7 @@ class Probe:
         ids = outer.ids[: len(self._clean)].to(table.device)
         plain, states = table[ids], self._clean.float()
         factor = (states * plain).sum() / plain.square().sum()
-        return (states + factor * moved[ids]).to(self._clean.dtype)
+        return (states + factor * TIMES * moved[ids]).to(self._clean.dtype)
 
     @property
     def n_tokens(self) -> int:
@@ -108,13 +114,16 @@ class Probe:
         )
 
     def divergences(self, decoder: Decoder, calibration: CalibrationTokens) -> dict[str, float]:
-        """Mean KL in nats per token, by unit; empty where the samples were lost."""
+        """Mean KL in nats per token of changes of usual size, by unit; empty where the samples were
+        lost.
+        """
         if self.is_lost or self._clean is None:
             return {}
         ids = calibration.ids[: len(self._clean)]
         lengths = calibration.lengths
         head = self.outer.head if self.outer is not None else ""
-        totals = dict.fromkeys((*self._states, *([head] if head else [])), 0.0)
+        zero = torch.zeros((), dtype=torch.float64, device=decoder.device)
+        totals = dict.fromkeys((*self._states, *([head] if head else [])), zero)
         read: list[torch.Tensor] = []
         kept: list[torch.Tensor] = []
         layer = decoder.model.get_output_embeddings()
@@ -131,24 +140,26 @@ class Probe:
                     kept.append(wanted.cpu())
                 for unit, states in self._states.items():
                     if unit != head:
-                        totals[unit] += _kl(wanted, logits(states[one], ids[one])[:n_real])
+                        found = _kl(wanted, logits(states[one], ids[one])[:n_real])
+                        totals[unit] = totals[unit] + found
         if head and self.outer is not None:
             self.outer.inputs = torch.cat(read)
             weight, dtype = outer_weight(decoder, head)
-            changed = {_parameter(decoder, head): weight + probe_change(weight, dtype)}
+            changed = {_parameter(decoder, head): weight + TIMES * probe_change(weight, dtype)}
             states = self._states.get(head, self._clean)
             with decoder.head(changed) as logits:
                 for sample, wanted in enumerate(kept):
                     one = slice(sample, sample + 1)
                     found = logits(states[one], ids[one])[: len(wanted)]
-                    totals[head] += _kl(wanted.to(found.device), found)
-        return {unit: max(0.0, total / self.n_tokens) for unit, total in totals.items()}
+                    totals[head] = totals[head] + _kl(wanted.to(found.device), found)
+        n_tokens = self.n_tokens * TIMES**2
+        return {unit: max(0.0, float(total) / n_tokens) for unit, total in totals.items()}
 
 
-def _kl(wanted: torch.Tensor, logits: torch.Tensor) -> float:
+def _kl(wanted: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """KL summed over positions, from log-probabilities to logits."""
     found = logits.log_softmax(-1)
-    return float((wanted.exp() * (wanted - found)).sum(dtype=torch.float64))
+    return torch.nn.functional.kl_div(found, wanted, reduction="sum", log_target=True).double()
 
 
 def _parameter(decoder: Decoder, module: str) -> str:

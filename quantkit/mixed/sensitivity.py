@@ -110,7 +110,7 @@ class Watch:
         here = self._here(visit)
         stored = visit.decoder.tensors(visit.index)
         sums: dict[str, list[torch.Tensor]] = {}
-        changed: dict[str, dict[str, torch.Tensor]] = {}
+        changes: dict[str, dict[str, torch.Tensor]] = {}
         for leader, members in found.collector.groups.items():
             statistics = found.collector.statistics[leader]
             gram = Halves.of(statistics.gram)
@@ -127,8 +127,8 @@ class Watch:
                     rounding.left_by_gptq(rounded, statistics.gram) if self._solves else rounded
                 )
                 pieces = torch.split(probed, [len(w) for w in weights])
-                changed.setdefault(unit, {}).update(
-                    (f"{n}.weight", w + d) for n, w, d in zip(names, weights, pieces, strict=True)
+                changes.setdefault(unit, {}).update(
+                    (f"{n}.weight", moved) for n, moved in zip(names, pieces, strict=True)
                 )
                 if visit.index < self.n_known:
                     continue
@@ -150,7 +150,7 @@ class Watch:
                     if before is None
                     else [a + b for a, b in zip(before, errors, strict=True)]
                 )
-        self.probe.advance(visit, changed)
+        self.probe.advance(visit, changes)
         if visit.index >= self.n_known:
             self._keep(visit.index, sums)
 

@@ -17,7 +17,7 @@ from quantkit.specs import as_record, json_problem
 from quantkit.storage import write_text
 
 FILE = "sensitivity.json"
-VERSION = 2
+VERSION = 3
 
 
 class UnitRow(Strict):
