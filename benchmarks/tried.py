@@ -148,7 +148,7 @@ def token_weights(source: ModelSource, tokens: CalibrationTokens) -> dict[str, t
 def weighted(weights: dict[str, torch.Tensor], power: float, cap: float) -> Iterator[None]:
     """Every Gram matrix over tokens with these weights."""
     names: dict[int, str] = {}
-    seen: dict[tuple[int, str], int] = {}
+    seen: dict[str, int] = {}
     opened, see, add = Decoder.open, Collector._see, Statistics.add
     current: list[torch.Tensor] = []
 
@@ -158,10 +158,11 @@ def weighted(weights: dict[str, torch.Tensor], power: float, cap: float) -> Iter
         return decoder
 
     def watched(self: Any, name: str, keep: Any, module: Any, inputs: Any) -> None:
-        own = weights[names[id(module)]]
-        start = seen.get((id(self), name), 0)
+        whole = names[id(module)]
+        own = weights[whole]
+        start = seen.get(whole, 0) % len(own)  # a block is seen once per recipe
         stop = start + inputs[0].flatten(0, -2).shape[0]
-        seen[id(self), name] = stop
+        seen[whole] = stop
         share = (own / own.mean())[start:stop].pow(power).clamp(max=cap)
         current[:] = [(share / share.mean()).sqrt()]
         see(self, name, keep, module, inputs)
@@ -170,13 +171,13 @@ def weighted(weights: dict[str, torch.Tensor], power: float, cap: float) -> Iter
         flat = inputs.reshape(-1, inputs.shape[-1])
         add(self, flat * current[0][:, None].to(flat))
 
-    Decoder.open = staticmethod(named)  # type: ignore[method-assign,assignment]
-    Collector._see = watched  # type: ignore[method-assign]
-    Statistics.add = scaled  # type: ignore[method-assign]
+    Decoder.open = staticmethod(named)
+    Collector._see = watched
+    Statistics.add = scaled
     try:
         yield
     finally:
-        Decoder.open, Collector._see, Statistics.add = opened, see, add  # type: ignore[method-assign]
+        Decoder.open, Collector._see, Statistics.add = opened, see, add
 
 
 @contextmanager
@@ -212,11 +213,11 @@ def by_held_out() -> Iterator[None]:
         upper = torch.linalg.cholesky(torch.linalg.inv(turned), upper=True)
         return Factor(upper.float().contiguous(), order, damping)
 
-    gptq.ColumnByColumn.round = chosen  # type: ignore[method-assign]
+    gptq.ColumnByColumn.round = chosen
     try:
         yield
     finally:
-        gptq.ColumnByColumn.round, gptq.factor = plain, factor  # type: ignore[method-assign]
+        gptq.ColumnByColumn.round, gptq.factor = plain, factor
 
 
 def correct_biases(source: torch.nn.Module, model: torch.nn.Module, ids: torch.Tensor) -> int:
