@@ -112,24 +112,26 @@ def rotate(folder: Path, out: Path) -> None:
     load_tokenizer(folder).save_pretrained(out)
 
 
-def token_weights(source: ModelSource, tokens: CalibrationTokens) -> dict[str, torch.Tensor]:
+def token_weights(
+    source: ModelSource, tokens: CalibrationTokens, device: torch.device
+) -> dict[str, torch.Tensor]:
     """The squared gradient of the loss at each linear's output, by token."""
-    model = loading.load(source, torch.device("cpu")).float()
+    model = loading.load(source, device).float()
     found: dict[str, list[torch.Tensor]] = {}
 
     def watch(name: str, module: torch.nn.Module) -> None:
         def seen(_module: Any, _inputs: Any, outputs: tuple[torch.Tensor, ...]) -> None:
             squares = outputs[0].float().square().sum(-1).flatten()
-            found.setdefault(name, []).append(squares.detach())
+            found.setdefault(name, []).append(squares.detach().cpu())
 
         module.register_full_backward_hook(seen)
 
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and ".layers." in f".{name}":
             watch(name, module)
-    order = torch.Generator().manual_seed(0)
+    order = torch.Generator(device).manual_seed(0)
     model.requires_grad_(False)
-    for row in tokens.ids:
+    for row in tokens.ids.to(device):
         states = model.get_input_embeddings()(row[None]).detach().requires_grad_(True)
         logits = model(inputs_embeds=states).logits[0].float()
         drawn = torch.multinomial(logits.detach().softmax(-1), 1, generator=order)[:, 0]
@@ -322,7 +324,7 @@ def main() -> None:
                 measure(idea, name, other, plain)
             elif idea == "by loss":
                 if not hasattr(args, "weights"):
-                    args.weights = token_weights(args.source, tokens)
+                    args.weights = token_weights(args.source, tokens, device)
                 for power in POWERS:
                     for cap in CAPS:
                         with weighted(args.weights, power, cap):

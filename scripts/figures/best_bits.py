@@ -114,6 +114,41 @@ def drift() -> str:
     return f"{paragraph(told)}\n\n" + table(["", "perplexity:", "KL:"], rows)
 
 
+PLAIN = "as they are"
+
+
+@region
+def tried() -> str:
+    """What ideas around the product do to KL (benchmarks/tried.py)."""
+    name = "tried-cpu"
+    run = result(name)
+    found = {(one["idea"], one["recipe"]): one["kl_mean"] for one in run["rows"]}
+    recipes = list(dict.fromkeys(one["recipe"] for one in run["rows"]))
+    ideas = dict.fromkeys(one["idea"] for one in run["rows"])
+    rows = [
+        [
+            idea,
+            *(
+                number(found[idea, recipe])
+                + (
+                    ""
+                    if idea == PLAIN
+                    else f" ({found[idea, recipe] / found[PLAIN, recipe] - 1:+.1%})"
+                )
+                for recipe in recipes
+            ),
+        ]
+        for idea in ideas
+    ]
+    told = (
+        f"KL of {run['model']}, calibrated on {run['samples']} samples of {run['calibration']}, on "
+        f"{run['windows']} windows of {run['length']} tokens of held-out text "
+        f"({link('recorded', name)}, {label(run['device'])}); in parentheses, against the recipe "
+        "as it is."
+    )
+    return f"{paragraph(told)}\n\n" + table(["", *(f"`{recipe}`:" for recipe in recipes)], rows)
+
+
 RUNS = {
     "quantkit-gptq": "`gptq-w4a16`",
     "quantkit-awq-gptq": "`awq-gptq-w4a16`",

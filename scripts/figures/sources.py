@@ -45,6 +45,7 @@ PROGRAMS = {
     "speed_points": "speed_points.py",
     "startup": "startup.py",
     "suite": "suite.py",
+    "tried": "tried.py",
     "vllm": "vllm_generate.py",
     "vllm-draft": "draft_acceptance.py",
     "vllm-experts": "vllm_proof.py",
