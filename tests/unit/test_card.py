@@ -161,6 +161,14 @@ def test_the_recipe_in_the_card_makes_the_same_checkpoint():
     assert Recipe.validated(yaml.safe_load(block), "card").digest == manifest.recipe_digest
 
 
+def test_a_card_shows_the_digest_that_recipes_show_prints(run_cli):
+    printed = run_cli(["recipes", "show", "gptq-w4a16"]).stdout.split("digest ")[1].strip()
+    resolved = manifest_of(asked_digest=load("gptq-w4a16").digest, recipe_digest="e" * 64)
+    row = next(line for line in card_text.body(resolved).splitlines() if "| recipe |" in line)
+    assert f"digest `{printed}`" in row
+    assert "e" * 16 in row
+
+
 def test_only_an_fp8_cache_asks_for_its_flag():
     assert "--kv-cache-dtype fp8\n" in card_of(manifest_of("fp8-static+kv-fp8"))
     assert "--kv-cache-dtype" not in card_of(manifest_of("fp8-static"))
