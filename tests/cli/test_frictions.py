@@ -11,6 +11,8 @@ from gate_reports import report as made_report
 
 from quantkit.cli.main import build_app
 from quantkit.errors import ScoreError
+from quantkit.page.scale import UNKNOWN
+from quantkit.resources import DEMO_MODEL
 from quantkit.scoring import harness
 
 
@@ -537,3 +539,19 @@ def test_errors_of_layers_are_explained(run_cli, tmp_path):
     _, _, after = result.stdout.partition("worst layers")
     for term in ("output error:", "damping:"):
         assert term in after
+
+
+def test_a_source_model_is_not_verified_but_a_checkpoint_is_asked_for(run_cli):
+    for name in ("demo", DEMO_MODEL):
+        message = one_error(run_cli(["verify", name]))
+        assert f"{name} is not quantised" in message
+        assert f"quantkit quantize {name} -r fp8-dynamic -o out" in message
+
+
+def test_an_unknown_first_token_is_the_same_sign_on_terminal_and_page(run_cli, tmp_path):
+    asked = ["recommend", "8B", "--memory", "9GiB", "--bandwidth", "300GB/s"]
+    printed = run_cli(asked).stdout
+    row = next(line.split() for line in printed.splitlines() if line.startswith(" gguf-q4_k_m"))
+    assert row[3] == UNKNOWN
+    run_cli([*asked, "--html", tmp_path / "page.html"])
+    assert f">{UNKNOWN}</td>" in (tmp_path / "page.html").read_text()
