@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from gate_reports import report as made_report
 
+from quantkit import metrics
 from quantkit.cli.main import build_app
 from quantkit.errors import ScoreError
 from quantkit.page.scale import UNKNOWN
@@ -529,7 +530,7 @@ def test_scores_have_the_units_of_the_report(run_cli, tmp_path):
     found = json.loads((tmp_path / "scores" / "source.json").read_text())
     share = found["scores"]["python_quiz/acc"]["value"]
     (row,) = [line for line in result.stdout.splitlines() if " python_quiz/acc " in line]
-    assert f"{100 * share:.2f}%" in row.split()
+    assert metrics.shown("python_quiz/acc", share) in row.split()
 
 
 def test_errors_of_layers_are_explained(run_cli, tmp_path):

@@ -140,8 +140,8 @@ def test_no_scores_no_model_index():
 def test_scores_stand_beside_the_sources_with_intervals():
     text = card_of(manifest_of(), [SCORED])
     row = next(line for line in text.splitlines() if line.startswith("| wikitext/perplexity"))
-    assert "20.5000 (20.1080 to 20.8920)" in row
-    assert "21.7500 (21.2600 to 22.2400)" in row
+    assert "20.500 (20.108 to 20.892)" in row
+    assert "21.750 (21.260 to 22.240)" in row
     assert "+6.10%" in row
     assert "| 30.1% (27.7 to 32.6) | -0.9 points | higher | 400 |" in text
     assert "- wikitext/perplexity: 6.10% higher: a loss" in text
