@@ -147,9 +147,31 @@ def of(key: str) -> Metric:
     return METRICS.get(name) or Metric(name, name)
 
 
+def decimals(key: str) -> int:
+    """Decimals of a value, the same everywhere; those of a share are of its percentage."""
+    metric = of(key)
+    if metric.is_share or metric.name == FIRST_DIFFERENCE:
+        return 1
+    return 4 if metric.unit else 3
+
+
+def shown(key: str, value: float) -> str:
+    """A value in its metric's unit, rounded the same way everywhere: `68.3%`, `19.004`."""
+    if of(key).is_share:
+        return f"{100 * value:.{decimals(key)}f}%"
+    return f"{value:.{decimals(key)}f}"
+
+
 def points(difference: float) -> str:
     """A signed difference of shares in points, rounded the same way everywhere: `-0.8`."""
     return f"{free_of_noise(100 * difference):+.1f}"
+
+
+def change(key: str, before: float, after: float) -> str:
+    """A change against the source: shares in points, others in percent; empty against zero."""
+    if of(key).is_share:
+        return f"{points(after - before)} points"
+    return f"{after / before - 1:+.2%}" if before else ""
 
 
 def free_of_noise(value: float) -> float:

@@ -211,7 +211,7 @@ def _figures(candidate: Candidate, beside: Sequence[str] = ()) -> list[Cell | st
         cells.append(Cell(UNKNOWN if size is None else words.weights_gib(size), size))
     cells.append(Cell(f"{fit.users:,}" if fit else UNKNOWN, fit.users if fit else None))
     first = speed.first_token.typical if speed and speed.first_token else None
-    cells.append(Cell(UNKNOWN if first is None else words.seconds(first), first))
+    cells.append(Cell(words.first_token(speed), first))
     for rate in (speed.each.typical, speed.total.typical) if speed else (None, None):
         cells.append(Cell(UNKNOWN if rate is None else words.number(rate), rate))
     cells.append(Cell(words.quality_kept(candidate), quality.recovery if quality else None))

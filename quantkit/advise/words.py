@@ -10,10 +10,11 @@ from quantkit.advise.memory import Fit
 from quantkit.advise.offload import Offload
 from quantkit.advise.question import Question, utilisation
 from quantkit.advise.ranking import HANDICAP, TIE, kept_step
-from quantkit.advise.speed import Span
+from quantkit.advise.speed import Span, Speed
 from quantkit.advise.split import Split
 from quantkit.engine import label
 from quantkit.hardware.gpus import GPU
+from quantkit.page.scale import UNKNOWN
 from quantkit.storage import gib
 
 if TYPE_CHECKING:
@@ -55,10 +56,16 @@ def span_of_seconds(found: Span) -> str:
     return f"{low.split()[0] if same else low}-{high}"
 
 
+def first_token(speed: Speed | None) -> str:
+    """The typical time to the first token."""
+    found = None if speed is None else speed.first_token
+    return UNKNOWN if found is None else seconds(found.typical)
+
+
 def quality_kept(candidate: Candidate) -> str:
     """The quality, marked if it is a prior."""
     if candidate.quality is None:
-        return "?"
+        return UNKNOWN
     mark = "~" if candidate.quality.is_prior else ""
     return f"{mark}{candidate.quality.recovery:.3f}"
 

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quantkit.calls import Notify, Work, silent, validation
+from quantkit.errors import CheckpointError
 from quantkit.formats import NEED_MORE
+from quantkit.nearby import similar
 from quantkit.storage import DEQUANTIZED
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class Conversion:
             made = convert(self.folder, self.to, self.out, self.force, progress, trusting)
             if self.to in NEED_MORE:
                 progress.note(
-                    f"vLLM reads {self.to} as it is; plain transformers needs optimum or gptqmodel "
+                    f"vLLM reads {self.to} directly; plain transformers needs optimum or gptqmodel "
                     "to load it"
                 )
             return made
@@ -75,7 +77,11 @@ class Dequantization:
         if (file := hub_file(str(self.path))) is not None:
             out = self.out or Path(f"{file.stem}-{self.to}")  # not into the hub's cache
             return replace(self, path=file, out=out).ready(notify)
-        validation.file(self.path)
+        if not self.path.exists():
+            raise CheckpointError(
+                f"there is no folder or file {self.path}; name a quantised folder or a GGUF file"
+                f"{similar(self.path, files=True)}"
+            )
         if self.out is not None:
             validation.new_folder(self.out, self.force, DEQUANTIZED)
 

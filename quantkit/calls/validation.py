@@ -7,7 +7,7 @@ misspelt name is the most common error, and imports take seconds, on a busy mach
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from quantkit.errors import DataError, EngineError, ScoreError
+from quantkit.errors import CheckpointError, DataError, EngineError, ScoreError
 from quantkit.storage import MANIFEST, refuse_existing, require_writable
 
 
@@ -37,13 +37,30 @@ def source_among(names: Iterable[str]) -> None:
 
 
 def folders(checkpoints: Iterable[Path]) -> None:
-    """Every folder exists; `verify` checks its contents."""
+    """Every folder exists and is not a source model; `verify` checks its contents."""
     from quantkit.export.manifest import Manifest
 
     for folder in checkpoints:
+        if _is_source(folder):
+            raise CheckpointError(
+                f"{folder} is not quantised; name a checkpoint, such as out/fp8-dynamic after "
+                f"`quantkit quantize {folder} -r fp8-dynamic -o out`"
+            )
         is_gguf = folder.suffix == ".gguf" and folder.is_file()
         if not folder.is_dir() and not is_gguf:
             Manifest.read(folder)  # the error names what is there instead
+
+
+def _is_source(folder: Path) -> bool:
+    from quantkit.export.manifest import is_checkpoint
+    from quantkit.model.config import method_of
+    from quantkit.model.source import read_config
+
+    if not folder.is_dir():
+        return str(folder) == "demo"
+    if is_checkpoint(folder) or not (folder / "config.json").is_file():
+        return False
+    return method_of(read_config(folder)) is None
 
 
 def calibration(name: str | None) -> None:

@@ -7,6 +7,8 @@ import typer
 from quantkit.cli.options import AsJson
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from quantkit.hardware.gpus import GPU, Source
 
 FIGURES = {
@@ -92,9 +94,14 @@ def _show(gpu: "GPU") -> None:
     rows.append(("usable memory", gib(gpu.usable_bytes), f"visible to programs{kept}"))
     console.print_table(("figure", "value", "source"), rows, words=(0, 2))
     console.say(UNITS)
+    writers = _writers()
     for engine in ENGINES:
-        console.print_lines(f"In {label(engine)}", _formats(gpu, engine))
+        console.print_lines(f"In {label(engine)}", _formats(gpu, engine, writers))
     console.say("\nEmulated formats save memory, not time. 8.0 and the like: compute capability.")
+    named = [
+        (name, ", ".join(found)) for name, found in writers.items() if found not in ([], [name])
+    ]
+    console.print_lines("Recipes of these formats", named)
     console.print_lines("Sources", [("-", _source(source)) for source in gpu.sources])
 
 
@@ -102,13 +109,26 @@ def _shown(figure: str, value: object) -> str:
     return f"{value:,}" if isinstance(value, int | float) and figure != "year" else str(value)
 
 
-def _formats(gpu: "GPU", engine: str) -> list[tuple[str, str]]:
+def _writers() -> dict[str, list[str]]:
+    """The recipes of each format; a format that only recipes of one's own have is left out."""
+    from quantkit import resources
+    from quantkit.hardware.support import FORMATS, format_of
+    from quantkit.recipe import load
+
+    found: dict[str, list[str]] = {"bf16": [], "kv-fp8": [], "gguf": []}
+    for name in resources.names("recipes"):
+        if not name.startswith("gguf-"):
+            found.setdefault(format_of(load(name)), []).append(name)
+    return {format: found[format] for format in FORMATS if format in found}
+
+
+def _formats(gpu: "GPU", engine: str, formats: "Iterable[str]") -> list[tuple[str, str]]:
     """Each format that runs, then those that do not, by their reason."""
-    from quantkit.hardware.support import FORMATS, runs
+    from quantkit.hardware.support import runs
 
     lines: list[tuple[str, str]] = []
     refused: dict[str, list[str]] = {}
-    for format in FORMATS:
+    for format in formats:
         how, reason = runs(gpu, format, engine)
         if how == "no":
             refused.setdefault(reason, []).append(format)

@@ -43,7 +43,7 @@ def _show_choice(choice: "Choice", checkpoints: "list[Checkpoint]", as_json: boo
         return
     mixed_view.show_choice(choice)
     console.say(
-        f"{choice.bits:.3f} bits per quantised weight, predicted KL {choice.allocation.cost:.3g}, "
+        f"{choice.bits:.2f} bits per quantised weight, predicted KL {choice.allocation.cost:.3g}, "
         f"at most {choice.allocation.gap:.1%} from the optimum."
     )
     if more := one_percent_more(choice):

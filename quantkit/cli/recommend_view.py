@@ -170,7 +170,7 @@ def _row(candidate: "Candidate", beside: "Sequence[str]" = ()) -> list[str]:
         held = [fit.model_bytes, *(fit.parts.get(name, 0) for name in beside)]
         cells[1:3] = [*(words.weights_gib(size) for size in held), f"{fit.users:,}"]
     if speed is not None:
-        first = "?" if speed.first_token is None else words.seconds(speed.first_token.typical)
+        first = words.first_token(speed)
         cells[-4:-1] = [first, words.number(speed.each.typical), words.number(speed.total.typical)]
     return cells if candidate.cost is None else [*cells, words.number(candidate.cost.typical)]
 

@@ -77,5 +77,5 @@ def command(
     start.show(outcome, json)
     if not (json or quiet):
         console.say(
-            f"written: {out}: checkpoints, scores, report.json, report.md, report.html", err=True
+            f"written to {out}: checkpoints, scores, report.json, report.md, report.html", err=True
         )

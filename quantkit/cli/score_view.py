@@ -25,8 +25,8 @@ def show(scored: "Scored", as_json: bool, verbose: bool) -> None:
             [
                 card.name,
                 key,
-                _number(key, s.value),
-                "" if s.stderr is None else _number(key, s.stderr),
+                metrics.shown(key, s.value),
+                "" if s.stderr is None else metrics.shown(key, s.stderr),
                 f"{s.n:,}",
                 *([_cached(card, key)] if from_cache else []),
             ]
@@ -39,11 +39,6 @@ def show(scored: "Scored", as_json: bool, verbose: bool) -> None:
     both = [*([scored.before] if scored.before is not None else []), *scored.evaluations]
     if len(both) > 1 and sum(e.card.recipe is None for e in both) == 1:
         start.show_verdicts(both)
-
-
-def _number(key: str, value: float) -> str:
-    """A figure in its metric's unit, as in reports."""
-    return f"{100 * value:.2f}%" if metrics.of(key).is_share else f"{value:.4f}"
 
 
 def _is_detail(card: "Scorecard", key: str) -> bool:

@@ -174,7 +174,7 @@ def _titles(model: "ModelReport") -> list[str]:
 
 
 def _rows(model: "ModelReport") -> list[list[str]]:
-    from quantkit.report import cells
+    from quantkit import metrics
     from quantkit.storage import gib
 
     report = model.document
@@ -187,10 +187,10 @@ def _rows(model: "ModelReport") -> list[list[str]]:
             if not name:
                 continue
             score, before = entry.scores.get(name), report.baseline.scores[name]
-            row.append("" if score is None else cells.number(score.value, name))
+            row.append("" if score is None else metrics.shown(name, score.value))
             if place == 0:
-                changed = score is not None and not source and before.value
-                row.append(f"{score.value / before.value - 1:+.2%}" if changed and score else "")
+                changed = "" if score is None else metrics.change(name, before.value, score.value)
+                row.append("" if source else changed)
         if model.gate is not None:
             row.append("" if source else model.answer(entry.name))
         rows.append(row)

@@ -79,7 +79,7 @@ def find_python(given: Path | None) -> str:
         return str(path)
     program = vllm_program.find()
     if program is None:
-        raise EngineError(f"there is no vLLM here; {INSTALL}")
+        raise EngineError(f"vLLM was not found; {INSTALL}")
     return program.python
 
 

@@ -54,8 +54,8 @@ def _shown(metric: str, value: float | None, stderr: float | None) -> str:
     if value is None:
         return ""
     is_share = metrics.of(metric).is_share
-    scale, digits, unit = (100, 1, "%") if is_share else (1, 4, "")
-    words = f"{scale * value:.{digits}f}{unit}"
+    scale, digits = 100 if is_share else 1, metrics.decimals(metric)
+    words = metrics.shown(metric, value)
     if stderr is None:
         return words
     ends = [scale * (value + side * Z95 * stderr) for side in (-1, 1)]
@@ -67,6 +67,4 @@ def _shown(metric: str, value: float | None, stderr: float | None) -> str:
 def _change(figure: Figure) -> str:
     if figure.source is None:
         return ""
-    if metrics.of(figure.metric).is_share:
-        return f"{metrics.points(figure.value - figure.source)} points"
-    return f"{figure.value / figure.source - 1:+.2%}" if figure.source else ""
+    return metrics.change(figure.metric, figure.source, figure.value)

@@ -81,7 +81,7 @@ def _how(manifest: Manifest) -> str:
     resolved = recipe.model_dump(mode="json", exclude_none=True, exclude={"demo"})
     versions = manifest.versions
     rows = [
-        ["recipe", f"{plain(recipe.name)}, digest `{manifest.recipe_digest[:16]}`"],
+        ["recipe", f"{plain(recipe.name)}, {_digests(manifest)}"],
         ["engine", "quantkit's own" if manifest.engine == NATIVE else plain(manifest.engine)],
         ["calibration", _calibration(manifest)],
         *([["converted", _conversion(manifest)]] if manifest.converted_from else []),
@@ -98,6 +98,14 @@ def _how(manifest: Manifest) -> str:
         mixed = [[plain(cell) for cell in row] for row in formats]
         parts.append(table(["layers", "blocks", "format"], mixed))
     return "\n\n".join([*parts, fenced("yaml", _yaml(resolved))])
+
+
+def _digests(manifest: Manifest) -> str:
+    """The digest that `quantkit recipes show` prints and, if it differs, that of the YAML below."""
+    made = manifest.recipe_digest
+    asked = manifest.asked_digest or made
+    as_made = "" if asked == made else f" (`{made[:16]}` as resolved for this model, below)"
+    return f"digest `{asked[:16]}`{as_made}"
 
 
 def _conversion(manifest: Manifest) -> str:

@@ -12,7 +12,8 @@ from quantkit.report.document import Document, Entry
 from quantkit.report.evidence import judged
 
 ACCURACY = "accuracy"
-SIZES = ("size_ratio", "bits_per_weight", "size_bytes")
+SIZE = "size_ratio"
+SIZES = (SIZE, "bits_per_weight", "size_bytes")
 OUTLIER = "layer_outlier"
 """Error of the worst layer as a multiple of the median of its kind."""
 CALIBRATION = "calibration_ratio"
@@ -58,7 +59,7 @@ class Figure:
             if made is None:
                 return None
             value = made
-        elif self.key == "size_ratio":
+        elif self.key == SIZE:
             value = entry.size_bytes / document.baseline.size_bytes
         elif self.is_size:
             value = float(getattr(entry, self.key))

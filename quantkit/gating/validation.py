@@ -13,6 +13,7 @@ from quantkit.gating.text import plain
 from quantkit.report.document import Document
 
 MOST_NAMES = 30
+MOST_RULES = 3
 
 
 def require_sound(document: Document, what: str) -> None:
@@ -68,11 +69,15 @@ def require_fitting(document: Document, rules: Mapping[str, Sequence[Rule]]) -> 
                 for problem in _misfits(document, asked, limit):
                     problems.setdefault(problem, []).append(where)
     if problems:
-        sentences = [
-            f"{', '.join(dict.fromkeys(at))}: {problem}" for problem, at in problems.items()
-        ]
-        lines = "\n  ".join(sentences)
+        lines = "\n  ".join(f"{_places(at)}: {problem}" for problem, at in problems.items())
         raise PolicyError(f"the policy does not fit the report:\n  {lines}")
+
+
+def _places(at: Sequence[str]) -> str:
+    """The first rules with a problem; the shipped policies have more than a sentence can hold."""
+    found = list(dict.fromkeys(at))
+    more = f" and {len(found) - MOST_RULES} more" if len(found) > MOST_RULES else ""
+    return ", ".join(found[:MOST_RULES]) + more
 
 
 def _misfits(document: Document, asked: str, limit: Limit) -> list[str]:

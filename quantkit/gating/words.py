@@ -3,12 +3,13 @@
 from collections.abc import Iterable
 
 from quantkit import metrics
-from quantkit.gating.figures import CALIBRATION, OUTLIER
+from quantkit.gating.figures import CALIBRATION, OUTLIER, SIZE
 from quantkit.gating.text import plain
 from quantkit.gating.verdict import Answer, Check, Verdict
 from quantkit.scoring.verdict import percent_interval, points_interval
 
-DECIMALS = {"max_increase_pct": 2, "max_drop": 2}
+DECIMALS = {"max_increase_pct": 2, SIZE: 1, "bits_per_weight": 2, CALIBRATION: 4, OUTLIER: 4}
+"""Of changes in percent, and of figures that are not scores; scores have their metric's."""
 MOST_DECIMALS = 15
 TO_SETTLE = "To settle it, score more documents or questions: drop --limit, or add a task."
 HUGE = 1e6  # digits of a broken model's figures mean nothing
@@ -22,7 +23,7 @@ MEANING = {
 OTHERS = {
     CALIBRATION: "calibration ratio",
     OUTLIER: "layer outlier",
-    "size_ratio": "size ratio",
+    SIZE: "size ratio",
     "bits_per_weight": "bits per weight",
 }
 """Labels of figures that are not scores."""
@@ -75,9 +76,10 @@ def interval(check: Check) -> str:
         return percent_interval(1 + check.low / 100, 1 + check.high / 100)
     if check.kind == "max_drop":
         return points_interval(-check.high / 100, -check.low / 100)
+    digits = _decimals(check)
     if _in_percent(check):
-        return f"{100 * check.low:,.2f}% to {100 * check.high:,.2f}%"
-    return f"{check.low:,.4f} to {check.high:,.4f}"
+        return " to ".join(f"{100 * end:,.{digits}f}%" for end in (check.low, check.high))
+    return f"{check.low:,.{digits}f} to {check.high:,.{digits}f}"
 
 
 def sentence(check: Check, needed_of: str = "", n: int | None = None) -> str:
@@ -176,17 +178,23 @@ def _quantity(check: Check, value: float, shortest: bool = False, unsigned: bool
 
 
 def _apart(check: Check, shown: float, unsigned: bool) -> str:
-    """Few decimals, but more if rounding would show the limit for a different value."""
+    """As many decimals as in reports, or more where rounding would reach or cross the limit."""
     if abs(shown) >= HUGE:
         return f"{shown:.3g}"
     bound = (check.bound or 0.0) * (1 if unsigned else _sign(check))
     bound *= 100 if _in_percent(check) else 1
-    least = 2 if _in_percent(check) else DECIMALS.get(check.kind, 4)
-    for decimals in range(least, MOST_DECIMALS + 1):
+    for decimals in range(_decimals(check), MOST_DECIMALS + 1):
         digits = f"{shown:,.{decimals}f}"
-        if shown == bound or float(digits.replace(",", "")) != bound:
+        rounded = float(digits.replace(",", ""))
+        if shown == bound or (rounded != bound and (rounded < bound) == (shown < bound)):
             return digits
     return repr(shown)
+
+
+def _decimals(check: Check) -> int:
+    """Those of the same figure in a report."""
+    known = DECIMALS.get(check.kind, DECIMALS.get(check.metric))
+    return metrics.decimals(check.metric) if known is None else known
 
 
 def _in_points(check: Check) -> bool:
@@ -195,10 +203,14 @@ def _in_points(check: Check) -> bool:
 
 def _in_percent(check: Check) -> bool:
     """Whether the figure itself is bounded, and is a share: reports show those in percent."""
-    return check.kind in ("max", "min") and _in_points(check)
+    return check.kind in ("max", "min") and (_in_points(check) or check.metric == SIZE)
 
 
 def _figure(check: Check, value: float | None) -> str:
     if value is None:
         return "none"
-    return f"{100 * value:.4g}%" if _in_points(check) else f"{value:.5g}"
+    if check.metric == SIZE:
+        return f"{100 * value:.{DECIMALS[SIZE]}f}%"
+    if check.metric in DECIMALS or abs(value) >= HUGE:
+        return f"{value:.5g}"
+    return metrics.shown(check.metric, value)

@@ -214,7 +214,7 @@ def comments(choice: Choice) -> list[str]:
     lines = [
         f"Chosen for {choice.budget.description} from the table of {table.model}, calibrated on "
         f"{table.calibration}:",
-        f"{choice.bits:.3f} bits per quantised weight, {cost} {found.cost:.3g}"
+        f"{choice.bits:.2f} bits per quantised weight, {cost} {found.cost:.3g}"
         + (" nats per token" if weighted else "")
         + f", at most {found.gap:.1%} from the optimum.",
         "Weights by format: "

@@ -57,14 +57,6 @@ def points_of(found: Comparison | None) -> float | None:
     return 100 * found.difference if found and found.difference is not None else None
 
 
-def number(value: float, name: str) -> str:
-    return f"{value:.1%}" if metrics.of(name).is_share else f"{value:.3f}"
-
-
-def small_number(name: str, value: float) -> str:
-    return f"{value:.1%}" if metrics.of(name).is_share else f"{value:.4f}"
-
-
 def unknown() -> Cell:
     return Cell("", None, "quiet")
 

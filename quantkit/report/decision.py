@@ -195,7 +195,7 @@ def _unpaired(key: str, baseline: Scorecard, card: Scorecard) -> Judgement:
         n = bounds.documents_of(card.scores, key)
         ends = bounds.of_separate_perplexities(before, after, n, CONFIDENCE)
         worst, best = (ends[1] - 1, ends[0] - 1) if ends else (0.0, 0.0)
-        limit, verdict = MOST_GROWTH, f"may have grown by up to {worst:.1%}"
+        limit, verdict = MOST_GROWTH, f"may have grown by up to {worst:.2%}"
     else:
         ends = bounds.of_separate_accuracies(before, after, CONFIDENCE)
         worst, best = (-ends[0], -ends[1]) if ends else (0.0, 0.0)

@@ -67,11 +67,13 @@ def _facts(report: Document) -> list[Fact]:
     if report.headline:
         score = report.baseline.scores[report.headline]
         found.append(
-            Fact(cells.number(score.value, report.headline), f"{report.headline} of the source")
+            Fact(metrics.shown(report.headline, score.value), f"{report.headline} of the source")
         )
     if report.accuracy:
         score = report.baseline.scores[report.accuracy]
-        found.append(Fact(f"{score.value:.1%}", f"{report.accuracy} of the source"))
+        found.append(
+            Fact(metrics.shown(report.accuracy, score.value), f"{report.accuracy} of the source")
+        )
         found.append(Fact(f"{score.n:,}", "questions"))
     return found
 
@@ -144,15 +146,15 @@ def _row(
     ]
     for name in scored:
         score = entry.scores.get(name)
-        row.append(Cell(cells.number(score.value, name), score.value) if score else cells.unknown())
+        row.append(
+            Cell(metrics.shown(name, score.value), score.value) if score else cells.unknown()
+        )
         row.append(Cell("") if source else cells.change(report, entry, name))
     for name in kl:
         score = entry.scores.get(name)
         known = score is not None and not source
         row.append(
-            Cell(cells.small_number(name, score.value), score.value)
-            if known and score
-            else Cell("")
+            Cell(metrics.shown(name, score.value), score.value) if known and score else Cell("")
         )
     return row
 

@@ -33,6 +33,10 @@ def against_size(report: Document) -> list[str | Markup]:
     if name is None or not report.candidates:
         return []
     perplexity = metrics.of(name).paired == metrics.LOSSES
+    y = Axis(f"change of {name}", percent=True)
+    if not perplexity:
+        y = Axis(f"change of {name}, points", digits=1)
+    times = 1 if perplexity else 100
     unit = 1 << 30 if report.baseline.size_bytes >= 1 << 30 else 1 << 20
     points = []
     for entry in report.candidates:
@@ -43,18 +47,17 @@ def against_size(report: Document) -> list[str | Markup]:
         interval = None
         if found and found.low is not None and found.high is not None:
             less = 1 if perplexity else 0
-            interval = (found.low - less, found.high - less)
+            interval = (times * (found.low - less), times * (found.high - less))
         points.append(
             Point(
                 entry.name,
                 entry.size_bytes / unit,
-                cell.value,
+                times * cell.value,
                 interval,
                 entry.format,
                 entry.pareto,
             )
         )
-    y = Axis(f"change of {name}", percent=True)
     points, note = _in_sight(points, y)
     return [
         scatter(

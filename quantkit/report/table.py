@@ -49,11 +49,7 @@ def _from_source(report: Report, card: Scorecard) -> list[str]:
     task = report.headline.partition("/")[0]
     values = {name: card.scores.get(f"{task}/{name}") for name in _divergence(report)}
     return [
-        ""
-        if card is report.baseline or score is None
-        else f"{score.value:.1%}"
-        if metrics.of(name).is_share
-        else f"{score.value:.4f}"
+        "" if card is report.baseline or score is None else metrics.shown(name, score.value)
         for name, score in values.items()
     ]
 
@@ -95,9 +91,13 @@ def _row(report: Report, card: Scorecard) -> list[str]:
         gib(card.size_bytes),
         f"{card.size_bytes / report.baseline.size_bytes:.1%}",
         f"{card.bits_per_weight:.2f}",
-        f"{score.value:.1%}" if score.higher_is_better else f"{score.value:.3f}",
+        metrics.shown(report.headline, score.value),
         "" if is_source else _change(report, card),
-        *([f"{card.scores[report.accuracy].value:.1%}"] if report.accuracy else []),
+        *(
+            [metrics.shown(report.accuracy, card.scores[report.accuracy].value)]
+            if report.accuracy
+            else []
+        ),
     ]
 
 

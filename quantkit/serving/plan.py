@@ -179,11 +179,12 @@ def extras(
 
 def _refuse_unsupported(recipe: AnyRecipe | None, demand: Demand, engine: Engine) -> list[str]:
     gpu, notes = demand.gpu, []
-    formats = [support.format_of(recipe)]
+    weights = support.format_of(recipe)
+    formats = {weights: recipe.name.partition("+")[0] if recipe else weights}
     if demand.kv_bits == 8 and engine == "vllm":
-        formats.append("kv-fp8")
-    for name in formats:
-        how, reason = support.runs(gpu, name, engine)
+        formats["kv-fp8"] = "kv-fp8"
+    for format, name in formats.items():
+        how, reason = support.runs(gpu, format, engine)
         if how == "no" and gpu.vendor == "cpu":
             notes.append(f"{name}: {reason}; it may still run")
         elif how == "no":

@@ -65,7 +65,7 @@ def _facts(found: Overview) -> list[Fact]:
     n = sum(len(m.document.candidates) for m in found.models)
     return [
         Fact(str(len(found.models)), "model" if len(found.models) == 1 else "models"),
-        Fact(str(n), "candidates"),
+        Fact(str(n), "candidate" if n == 1 else "candidates"),
         Fact(str(sum(s.n_done for s in found.spent)), "steps done"),
         Fact(duration(sum(s.seconds for s in found.spent)), "of work"),
     ]

@@ -102,6 +102,8 @@ def test_what_cannot_be_converted(refused, made, run_cli, tmp_path):
     assert "did you mean awq?" in refused("convert", folder, "--to", "awqq", code=2)
     assert "has no quantkit.json" in refused("convert", tmp_path, "--to", "gptq")
     assert "there is no folder" in refused("convert", tmp_path / "none", "--to", "gptq")
+    message = refused("convert", tmp_path / "none", "--to", "bf16")
+    assert all(word in message for word in (str(tmp_path / "none"), "quantised folder", "GGUF"))
 
 
 def test_outputs_that_are_there_stay(run_cli, made, tmp_path):

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from gate_reports import report as made_report
 
+from quantkit import metrics
 from quantkit.cli.main import build_app
 from quantkit.errors import ScoreError
+from quantkit.page.scale import UNKNOWN
+from quantkit.resources import DEMO_MODEL
 from quantkit.scoring import harness
 
 
@@ -527,7 +530,7 @@ def test_scores_have_the_units_of_the_report(run_cli, tmp_path):
     found = json.loads((tmp_path / "scores" / "source.json").read_text())
     share = found["scores"]["python_quiz/acc"]["value"]
     (row,) = [line for line in result.stdout.splitlines() if " python_quiz/acc " in line]
-    assert f"{100 * share:.2f}%" in row.split()
+    assert metrics.shown("python_quiz/acc", share) in row.split()
 
 
 def test_errors_of_layers_are_explained(run_cli, tmp_path):
@@ -537,3 +540,19 @@ def test_errors_of_layers_are_explained(run_cli, tmp_path):
     _, _, after = result.stdout.partition("worst layers")
     for term in ("output error:", "damping:"):
         assert term in after
+
+
+def test_a_source_model_is_not_verified_but_a_checkpoint_is_asked_for(run_cli):
+    for name in ("demo", DEMO_MODEL):
+        message = one_error(run_cli(["verify", name]))
+        assert f"{name} is not quantised" in message
+        assert f"quantkit quantize {name} -r fp8-dynamic -o out" in message
+
+
+def test_an_unknown_first_token_is_the_same_sign_on_terminal_and_page(run_cli, tmp_path):
+    asked = ["recommend", "8B", "--memory", "9GiB", "--bandwidth", "300GB/s"]
+    printed = run_cli(asked).stdout
+    row = next(line.split() for line in printed.splitlines() if line.startswith(" gguf-q4_k_m"))
+    assert row[3] == UNKNOWN
+    run_cli([*asked, "--html", tmp_path / "page.html"])
+    assert f">{UNKNOWN}</td>" in (tmp_path / "page.html").read_text()

@@ -295,7 +295,7 @@ def test_folders_that_an_engine_would_load_wrongly_are_refused(run_cli, folder, 
         (["--emit", "k8s", "--image", "a b"], "'a b' is not a container image"),
         (["--emit", "grafana", "--image", ":v1"], "a dashboard has no image"),
         (["--emit", "k8s", "-o", __file__], "is a file; --out names a folder"),
-        (["--gpu", "M3 Max"], "does not run fp8-w8a8 in vLLM"),
+        (["--gpu", "M3 Max"], "does not run fp8-dynamic in vLLM"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

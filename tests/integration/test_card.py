@@ -7,6 +7,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
+from quantkit import metrics
 from quantkit.cli.main import main
 from quantkit.export.manifest import Manifest
 from quantkit.model.source import ModelSource
@@ -54,7 +55,7 @@ def test_a_run_leaves_cards_with_its_scores(finished, name):
     assert not data.base_model  # the demo model is not on the hub
     values = {r.metric_name: r.metric_value for r in data.eval_results}
     assert values["perplexity"] == value_of(finished, name)
-    assert f"{value_of(finished, 'source'):.4f}" in text_of(folder)
+    assert metrics.shown("perplexity", value_of(finished, "source")) in text_of(folder)
     assert str(finished) not in text_of(folder)
     assert "README.md" not in Manifest.read(folder).files
 

@@ -293,7 +293,7 @@ def test_stopping_ends_an_engine_that_is_waited_for(folder, python, monkeypatch)
 
 def test_no_engine_says_how_to_get_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EngineError, match=r"there is no vLLM here.*pip install"):
+    with pytest.raises(EngineError, match=r"vLLM was not found.*pip install"):
         find_python(None)
     with pytest.raises(EngineError, match="is not a file"):
         find_python(tmp_path / "nowhere")

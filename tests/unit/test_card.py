@@ -140,8 +140,8 @@ def test_no_scores_no_model_index():
 def test_scores_stand_beside_the_sources_with_intervals():
     text = card_of(manifest_of(), [SCORED])
     row = next(line for line in text.splitlines() if line.startswith("| wikitext/perplexity"))
-    assert "20.5000 (20.1080 to 20.8920)" in row
-    assert "21.7500 (21.2600 to 22.2400)" in row
+    assert "20.500 (20.108 to 20.892)" in row
+    assert "21.750 (21.260 to 22.240)" in row
     assert "+6.10%" in row
     assert "| 30.1% (27.7 to 32.6) | -0.9 points | higher | 400 |" in text
     assert "- wikitext/perplexity: 6.10% higher: a loss" in text
@@ -159,6 +159,14 @@ def test_the_recipe_in_the_card_makes_the_same_checkpoint():
     manifest = manifest_of("awq-gptq-w4a16+kv-fp8")
     block = re.search(r"```yaml\n(.*?)```", card_of(manifest), re.S).group(1)
     assert Recipe.validated(yaml.safe_load(block), "card").digest == manifest.recipe_digest
+
+
+def test_a_card_shows_the_digest_that_recipes_show_prints(run_cli):
+    printed = run_cli(["recipes", "show", "gptq-w4a16"]).stdout.split("digest ")[1].strip()
+    resolved = manifest_of(asked_digest=load("gptq-w4a16").digest, recipe_digest="e" * 64)
+    row = next(line for line in card_text.body(resolved).splitlines() if "| recipe |" in line)
+    assert f"digest `{printed}`" in row
+    assert "e" * 16 in row
 
 
 def test_only_an_fp8_cache_asks_for_its_flag():

@@ -10,6 +10,7 @@ from gate_reports import SETTINGS, card, changed, made, report, rescored
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from quantkit import metrics
 from quantkit.errors import PolicyError, ScoreError
 from quantkit.gating import github, intervals, junit, markdown, policy, words
 from quantkit.gating.classes import class_of
@@ -525,7 +526,7 @@ def test_a_shown_drop_fails_the_default():
 def test_a_report_without_text_is_not_judged_by_the_default(good):
     for place in (None, 0, 1):
         good = rescored(good, "wiki/perplexity", None, place)
-    with pytest.raises(PolicyError, match="no scored task gives a perplexity"):
+    with pytest.raises(PolicyError, match=r"and \d+ more: no scored task gives a perplexity"):
         judge(good, policy.default())
 
 
@@ -749,7 +750,7 @@ def test_numbers_are_shown_apart_from_their_limit(good):
 def test_no_change_is_shown_without_a_sign():
     document = paired(0, 0, 1.0)
     check = judge(document, rules(quiz={"max_drop": 3})).checks[0]
-    assert words.amount(check) == "0.00 points"
+    assert words.amount(check) == "0.0 points"
     assert "unchanged" in check.reason
     assert "-" not in check.reason
 
@@ -835,11 +836,24 @@ def test_bounded_figures_have_the_units_of_the_report():
     document = rescored(document, "wiki/kl_mean", 0.006)
     policy = rules(top1_agreement={"min": 0.29}, kl_mean={"max": 0.05}, size_ratio={"max": 0.9})
     agreement, kl, size = judge(document, policy).checks[:3]
-    assert (words.amount(agreement), words.short_limit(agreement)) == ("28.00%", "≥ 29%")
-    assert "28.00%" in agreement.reason
+    assert (words.amount(agreement), words.short_limit(agreement)) == ("28.0%", "≥ 29%")
+    assert "28.0%" in agreement.reason
     assert "29%" in agreement.reason
     assert (words.amount(kl), words.short_limit(kl)) == ("0.0060 nats", "≤ 0.05")
-    assert not words.amount(size).endswith(("%", "nats"))
+    ratio = document.candidates[0].size_bytes / document.baseline.size_bytes
+    assert (words.amount(size), words.short_limit(size)) == (f"{ratio:.1%}", "≤ 90%")
+
+
+@pytest.mark.parametrize(("value", "limit"), [(0.6873, 1.28), (0.6871, 1.28), (0.6875, 1.2)])
+def test_points_have_the_digits_of_the_report_unless_they_would_cross_the_limit(value, limit):
+    document = rescored(ONE_CANDIDATE, "quiz/acc", 0.7, None)
+    document = rescored(document, "quiz/acc", value)
+    check = judge(document, rules(quiz={"max_drop": limit})).checks[0]
+    shown = float(words.amount(check).split()[0])
+    assert (shown >= -limit) is (check.answer is PASS)
+    wide = judge(document, rules(quiz={"max_drop": 9})).checks[0]
+    assert words.amount(wide) == f"{metrics.points(value - 0.7)} points"
+    assert metrics.shown("quiz/acc", value) in wide.reason
 
 
 def test_percent_that_misses_by_a_hair_does_not_read_as_its_limit():

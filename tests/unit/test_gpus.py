@@ -400,6 +400,14 @@ def test_one_in_detail(run_cli):
     assert run_cli(["gpus", "RTX 9999"]).code == 3
 
 
+def test_formats_of_a_gpu_have_a_recipe(run_cli):
+    printed = run_cli(["gpus", "L4"]).stdout
+    assert "w7a16" not in printed
+    lines = dict(line.split(maxsplit=1) for line in printed.splitlines() if " " in line.strip())
+    assert lines["fp8-w8a8"] == "fp8-dynamic, fp8-static, fp8-tensor"
+    assert "rtn-w6a16" in lines["w6a16"]
+
+
 def test_json(run_cli):
     listed = json.loads(run_cli(["gpus", "--json"]).stdout)
     assert [gpu["name"] for gpu in listed] == [gpu.name for gpu in GPUS]

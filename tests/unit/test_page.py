@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pages
@@ -305,6 +306,20 @@ def test_calibration_page_says_what_the_terminal_says(calibration_page):
         "repeats an earlier row",
     ):
         assert words in text
+
+
+def test_near_duplicates_are_counted_in_a_warning_and_explained_on_the_page(calibration_page):
+    made = pages.calibration_set()
+    assert not any("near-duplicate" in sentence for sentence in warnings(made))
+    log = made.manifest.sources[0].model_copy(
+        update={"name": "log", "rows": {"read": 10, "near-duplicate": 6}}
+    )
+    repetitive = made.manifest.model_copy(update={"sources": [log]})
+    (found,) = [s for s in warnings(replace(made, manifest=repetitive)) if "near-duplicate" in s]
+    assert all(word in found for word in ("60%", "log"))
+    text = "".join(Reader(calibration_page).texts)
+    _, _, after = text.partition("Near-duplicates")
+    assert f"{made.manifest.spec.near_duplicates:.0%}" in after[:200]
 
 
 def test_ten_samples_come_from_all_sources(calibration_page):

@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from gate_reports import report
 
 from quantkit import metrics
-from quantkit.report import html, markdown
+from quantkit.report import html, markdown, pictures
 from quantkit.report.comparison import Report
 from quantkit.report.document import Document
 from quantkit.report.document import read as read_document
@@ -54,6 +55,23 @@ def test_a_chart_says_how_many_candidates_it_leaves_out():
     more = [e.model_copy(update={"name": f"{e.name} again"}) for e in document.candidates]
     larger = document.model_copy(update={"candidates": [*document.candidates, *more]})
     assert "6 of 12 candidates are drawn." in html.render(larger, "0")
+
+
+def test_the_caption_of_the_chart_names_its_bars_and_the_better_direction():
+    document = Document.model_validate_json((PUBLISHED / "report.json").read_bytes())
+    (drawing,) = pictures.against_size(document)
+    assert "95%" in drawing
+    assert "Lower is better" in drawing
+    assert "both smaller and better" in drawing
+
+
+def test_a_chart_of_accuracy_has_the_points_of_the_table():
+    document = report(("one", "gptq-w4a16", 0.6875, 2.0))
+    document = document.model_copy(update={"headline": "quiz/acc"})
+    (drawing,) = pictures.against_size(document)
+    assert "points" in drawing
+    assert "Higher is better" in drawing
+    assert metrics.points(document.candidates[0].comparison("quiz/acc").difference) in drawing
 
 
 def test_broken_candidates_do_not_squeeze_the_others_in_the_chart():
