@@ -288,9 +288,7 @@ def runs(gpu: GPU, format: str, engine: str = "vllm") -> Support:
     platform = "gaudi" if gpu.generation == "Gaudi" else gpu.vendor
     unnamed = gpu.vendor in ("nvidia", "amd") and not gpu.compute_capability
     if platform not in PLATFORMS or unnamed:
-        return Support(
-            "no", "its compute capability is not known, so what vLLM runs on it is not either"
-        )
+        return Support("no", "its compute capability is unknown, and so is what vLLM runs on it")
     found = Support("no", _absent(platform, gpu))
     for rule in VLLM[format].get(platform, ()):
         if _holds(rule, gpu):
