@@ -62,8 +62,10 @@ def seeds() -> str:
     return f"{paragraph(told)}\n\n{table(head, rows)}"
 
 
+MOVED = "moved off the grid of the 4-bit file that it comes from"
 FOLDERS = {
-    "qwenm": "Qwen2.5-Coder-1.5B-Instruct, moved off the grid of the 4-bit file that it comes from"
+    "qwenm": f"Qwen2.5-Coder-1.5B-Instruct, {MOVED}",
+    "smolm": f"SmolLM2-135M-Instruct, {MOVED}",
 }
 """Models that a record names by their folder."""
 
@@ -120,31 +122,26 @@ PLAIN = "as they are"
 @region
 def tried() -> str:
     """What ideas around the product do to KL (benchmarks/tried.py)."""
-    name = "tried-cpu"
+    return "\n\n".join(_tried(name) for name in ("tried-cpu", "tried-smollm2-cpu"))
+
+
+def _tried(name: str) -> str:
     run = result(name)
     found = {(one["idea"], one["recipe"]): one["kl_mean"] for one in run["rows"]}
     recipes = list(dict.fromkeys(one["recipe"] for one in run["rows"]))
-    ideas = dict.fromkeys(one["idea"] for one in run["rows"])
-    rows = [
-        [
-            idea,
-            *(
-                number(found[idea, recipe])
-                + (
-                    ""
-                    if idea == PLAIN
-                    else f" ({found[idea, recipe] / found[PLAIN, recipe] - 1:+.1%})"
-                )
-                for recipe in recipes
-            ),
-        ]
-        for idea in ideas
-    ]
+    ideas = [PLAIN, *dict.fromkeys(idea for idea, _ in found if idea != PLAIN)]
+
+    def cell(idea: str, recipe: str) -> str:
+        kl = found[idea, recipe]
+        change = "" if idea == PLAIN else f" ({kl / found[PLAIN, recipe] - 1:+.1%})"
+        return f"{number(kl)}{change}"
+
+    rows = [[idea, *(cell(idea, recipe) for recipe in recipes)] for idea in ideas]
     told = (
-        f"KL of {run['model']}, calibrated on {run['samples']} samples of {run['calibration']}, on "
-        f"{run['windows']} windows of {run['length']} tokens of held-out text "
-        f"({link('recorded', name)}, {label(run['device'])}); in parentheses, against the recipe "
-        "as it is."
+        f"KL of {FOLDERS.get(run['model'], run['model'])}; {run['samples']} samples of "
+        f"{run['calibration']}, {run['windows']} windows of {run['length']} tokens of held-out "
+        f"text ({link('recorded', name)}, {label(run['device'])}); in parentheses, against the "
+        "recipe as it is."
     )
     return f"{paragraph(told)}\n\n" + table(["", *(f"`{recipe}`:" for recipe in recipes)], rows)
 
