@@ -60,6 +60,19 @@ def windows_of(args: argparse.Namespace) -> torch.Tensor:
     return ids[: len(ids) // args.length * args.length].view(-1, args.length)[: args.windows]
 
 
+def described(args: argparse.Namespace, windows: torch.Tensor, what: str) -> dict[str, Any]:
+    """What a result is about, for programs that score one model on these windows."""
+    return {
+        "what": what,
+        "model": args.source.label,
+        "calibration": Path(args.calibration).name,
+        "samples": args.samples,
+        "windows": len(windows),
+        "length": args.length,
+        "device": devices.describe(devices.choose(args.device)),
+    }
+
+
 def make(args: argparse.Namespace, names: list[str]) -> None:
     """The recipes that --work has no checkpoint of."""
     missing = [name for name in names if not (args.work / "made" / name).is_dir()]

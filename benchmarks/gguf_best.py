@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fp4 import windows_of
+from fp4 import described, windows_of
 from quality import compare
-from recording import recorded
+from recording import begun, recorded
 
 from quantkit import device as devices
 from quantkit.export.manifest import versions
@@ -57,18 +57,13 @@ def main() -> None:
     args.source = ModelSource.open(args.model)
     device = devices.choose(args.device)
     windows = windows_of(args)
-    about = {
-        "what": "KL divergence of K-quants by GPTQ beside llama.cpp's rounding, in the same bytes",
-        "model": args.name or args.source.label,
-        "calibration": Path(args.calibration).name,
-        "samples": args.samples,
-        "windows": len(windows),
-        "length": args.length,
-        "device": devices.describe(device),
-    }
-    known = json.loads(args.out.read_text()) if args.out.is_file() else {}
-    if any(known.get(key) != value for key, value in about.items()):
-        known = {}
+    about = described(
+        args,
+        windows,
+        "KL divergence of K-quants by GPTQ beside llama.cpp's rounding, in the same bytes",
+    )
+    about["model"] = args.name or about["model"]
+    known = begun(args.out, about)
     source = loading.load(args.source, device)
     result: dict[str, Any] = {
         **about,

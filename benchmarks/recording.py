@@ -22,6 +22,12 @@ def write(path: Path, result: dict[str, Any]) -> None:
     path.write_text(f"{text}\n", encoding="utf-8")
 
 
+def begun(path: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """The result so far, if it is about the same; otherwise nothing."""
+    known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return known if all(known.get(key) == value for key, value in about.items()) else {}
+
+
 def tell(result: dict[str, Any], out: Path | None) -> None:
     """Print the result; with `out`, write it too."""
     print(json.dumps(result, indent=2, ensure_ascii=False))

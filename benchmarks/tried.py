@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fp4 import windows_of
+from fp4 import described, windows_of
 from quality import compare
-from recording import write
+from recording import begun, write
 
 from quantkit import device as devices
 from quantkit import grid
@@ -279,18 +279,12 @@ def main() -> None:
     args.source = ModelSource.open(args.model)
     device = devices.choose(args.device)
     windows = windows_of(args)
-    about = {
-        "what": "perplexity and KL divergence of ideas for few bits that quantkit does not have",
-        "model": args.source.label,
-        "calibration": Path(args.calibration).name,
-        "samples": args.samples,
-        "windows": len(windows),
-        "length": args.length,
-        "device": devices.describe(device),
-    }
-    known = json.loads(args.out.read_text()) if args.out.is_file() else {}
-    if any(known.get(key) != value for key, value in about.items()):
-        known = {}
+    about = described(
+        args,
+        windows,
+        "perplexity and KL divergence of ideas for few bits that quantkit does not have",
+    )
+    known = begun(args.out, about)
     args.work.mkdir(parents=True, exist_ok=True)
     plain = loading.load(args.source, device)
     result: dict[str, Any] = {
