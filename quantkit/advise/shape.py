@@ -23,7 +23,7 @@ from typing import Any, overload
 from quantkit import resources
 from quantkit.advise import families, sizes
 from quantkit.errors import SourceError, near_matches
-from quantkit.families import MXFP4_EXPERTS, geometry, rows_by_head
+from quantkit.families import CACHED, MXFP4_EXPERTS, geometry, rows_by_head
 from quantkit.home import expanded
 from quantkit.model import fused
 from quantkit.model.architecture import (
@@ -54,8 +54,6 @@ EMBEDDINGS = ("embed", "wte", "wpe")
 NUMBER = re.compile(r"\.(\d+)\.")
 Block = tuple[str, int]
 """The prefix before a block's number, and the number."""
-CACHED = ("k_proj", "qkv_proj", "query_key_value", "kv_a_proj_with_mqa", "Wqkv", "c_attn")
-"""Parts that identify a module that caches keys and values."""
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,8 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     ),
 }
 """Layers that stay in 16 bits, by vLLM's names where they differ from those in the files."""
+CACHED = ("k_proj", "qkv_proj", "query_key_value", "kv_a_proj_with_mqa", "Wqkv", "c_attn")
+"""Last names of the layers whose outputs are cached as keys and values."""
 ROWS_BY_HEAD = {"gpt_neox": "query_key_value"}
 """Layers whose rows vLLM (before 0.32) reorders while loading, in every tensor of the layer alike:
 a tensor without such rows, such as the `weight_shape` of packed weights, makes loading fail.

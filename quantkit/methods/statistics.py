@@ -2,7 +2,9 @@
 
     G = sum of x^T x      m = mean |x|      a = max |x|      n = tokens seen
 
-G is symmetric: only blocks on and above its diagonal are computed, and mirrored at the end.
+G is symmetric: only blocks on and above its diagonal are computed, and mirrored at the end. Where
+all later tokens read what a layer makes of a sample's first token, that token counts in G as much
+as a share of the whole sample.
 """
 
 from dataclasses import dataclass
@@ -14,6 +16,11 @@ from quantkit.methods import products
 HOLD_OUT_EVERY = 8
 """One in this many tokens is held out: those at the end of a batch, so that they come from other
 texts, or at least another part of a text, than the rest.
+"""
+FIRST_SHARE = 1 / 16
+"""What the first token of a sample counts in G of queries, keys and values, as a share of the
+sample's tokens. Attention rests on the first token wherever it has nothing to look for, so that an
+error in its keys and values reaches every other token.
 """
 SLAB = 1024
 """Rows of G per product."""
@@ -43,12 +50,25 @@ class Statistics:
         """Accumulate the tokens of one batch; call `complete` after the last."""
         flat = inputs.reshape(-1, inputs.shape[-1])
         # Held-out tokens are added to the rest at the end: no token is multiplied twice.
-        n_taught = flat.shape[0] - (0 if self.held_out is None else flat.shape[0] // HOLD_OUT_EVERY)
+        n_taught = self._n_taught(flat.shape[0])
         _add_products(self.gram, flat[:n_taught])
         if self.held_out is not None:
             _add_products(self.held_out, flat[n_taught:])
         add_magnitudes_(self.total, self.max_abs, flat)
         self.n_tokens += flat.shape[0]
+
+    def emphasise(self, first: torch.Tensor, lengths: torch.Tensor, n_tokens: int) -> None:
+        """Count the first token of every sample of a batch of `n_tokens` more than once."""
+        weights = (FIRST_SHARE * lengths.float() - 1).clamp(min=0)
+        held_out = lengths.cumsum(0) - lengths >= self._n_taught(n_tokens)
+        for matrix, others in ((self.gram, held_out), (self.held_out, ~held_out)):
+            if matrix is not None:
+                roots = weights.masked_fill(others, 0).sqrt()
+                _add_products(matrix, roots[:, None] * first.float())
+
+    def _n_taught(self, n_tokens: int) -> int:
+        """How many tokens at the beginning of a batch are not held out."""
+        return n_tokens - (0 if self.held_out is None else n_tokens // HOLD_OUT_EVERY)
 
     def complete(self) -> None:
         """Fill the lower half of G, and add the held-out tokens."""

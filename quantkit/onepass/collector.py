@@ -16,8 +16,11 @@ from quantkit import families
 from quantkit.methods.statistics import Statistics
 from quantkit.model.architecture import EXPERT
 from quantkit.model.experts import Experts
-from quantkit.onepass.padding import Keep, real
+from quantkit.onepass.padding import Keep, real, sample_lengths
 from quantkit.onepass.ranks import Ranks
+
+READ_BY_LATER = (*families.CACHED, "kv_b_proj")
+"""Last names of the layers whose outputs for a token are read by attention from later tokens."""
 
 
 @dataclass
@@ -127,6 +130,10 @@ class Collector:
             self.statistics[name].add(states)
             if self.n_raw_inputs:
                 self._keep(name, states)
+        if name.rpartition(".")[2] in READ_BY_LATER and tensor.dim() == 3:
+            lengths = sample_lengths(tensor, keep)
+            n_tokens = tensor.shape[0] * tensor.shape[1] if keep is None else len(keep)
+            self.statistics[leader].emphasise(tensor[:, 0], lengths, n_tokens)
         self._last = "" if EXPERT.search(name) else name  # other tokens go to other experts
 
     def _keep(self, name: str, states: torch.Tensor) -> None:

@@ -26,6 +26,15 @@ def real(states: torch.Tensor, keep: Keep) -> torch.Tensor:
     return flat.index_select(0, keep)
 
 
+def sample_lengths(states: torch.Tensor, keep: Keep) -> torch.Tensor:
+    """The real positions of every sample of [batch, length, ...], on the device."""
+    n_samples, length = states.shape[:2]
+    if keep is None:
+        return torch.full((n_samples,), length, device=states.device)
+    counts = torch.zeros(n_samples, dtype=torch.long, device=keep.device)
+    return counts.index_add_(0, keep // length, torch.ones_like(keep))
+
+
 @dataclass(frozen=True)
 class Padding:
     """Which positions are real in every batch, computed once for all blocks."""
