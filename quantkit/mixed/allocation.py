@@ -56,16 +56,25 @@ class Allocation:
 
 def solve(costs: Costs, sizes: Sizes, budget: int) -> Allocation:
     """The cheapest choice that fits; None marks formats that a unit cannot have."""
+    (found,) = solve_each(costs, sizes, [budget])
+    return found
+
+
+def solve_each(costs: Costs, sizes: Sizes, budgets: Sequence[int]) -> list[Allocation]:
+    """The same for several budgets, with one dynamic programme, which the largest shapes."""
     options = [_options(c, s) for c, s in zip(costs, sizes, strict=True)]
     smallest = sum(unit[0][1] for unit in options)
-    if smallest > budget:
+    if smallest > min(budgets):
         raise Infeasible(smallest)
-    relaxed, bound = _relaxed(options, budget)
-    best = min(_stepped(options, budget), relaxed, key=lambda picks: _total(options, picks))
-    choice = tuple(unit[pick][0] for unit, pick in zip(options, best, strict=True))
-    cost = _total(options, best)
-    size = sum(unit[pick][1] for unit, pick in zip(options, best, strict=True))
-    return Allocation(choice, cost, size, min(bound, cost))
+    made = []
+    for budget, stepped in zip(budgets, _stepped(options, budgets), strict=True):
+        relaxed, bound = _relaxed(options, budget)
+        best = min(stepped, relaxed, key=lambda picks: _total(options, picks))
+        choice = tuple(unit[pick][0] for unit, pick in zip(options, best, strict=True))
+        cost = _total(options, best)
+        size = sum(unit[pick][1] for unit, pick in zip(options, best, strict=True))
+        made.append(Allocation(choice, cost, size, min(bound, cost)))
+    return made
 
 
 _Option = tuple[int, int, float]
@@ -124,13 +133,13 @@ def _slope(unit: list[_Option], here: int, there: int) -> float:
     return (unit[there][2] - unit[here][2]) / (unit[there][1] - unit[here][1])
 
 
-def _stepped(options: list[list[_Option]], budget: int) -> list[int]:
+def _stepped(options: list[list[_Option]], budgets: Sequence[int]) -> list[list[int]]:
     """Dynamic programming over the bytes that each unit takes above its smallest option."""
     import numpy as np
 
     extra = [[option[1] - unit[0][1] for option in unit] for unit in options]
-    most = sum(max(sizes) for sizes in extra)
-    room = min(budget - sum(unit[0][1] for unit in options), most)
+    most, smallest = sum(max(sizes) for sizes in extra), sum(unit[0][1] for unit in options)
+    room = min(max(budgets) - smallest, most)
     step = math.gcd(*(size for sizes in extra for size in sizes)) or 1
     most_places = min(MOST_PLACES, max(2, MOST_WORK // sum(map(len, options))))
     if room // step >= most_places:
@@ -152,13 +161,16 @@ def _stepped(options: list[list[_Option]], budget: int) -> list[int]:
             taken[need:][better] = pick
         best = found
         picks.append(taken)
-    place = int(best.argmin())
-    chosen = []
-    for taken, sizes in zip(reversed(picks), reversed(extra), strict=True):
-        pick = int(taken[place])
-        chosen.append(pick)
-        place -= -(-sizes[pick] // step)
-    return chosen[::-1]
+    made = []
+    for budget in budgets:
+        place = int(best[: (budget - smallest) // step + 1].argmin())
+        chosen = []
+        for taken, sizes in zip(reversed(picks), reversed(extra), strict=True):
+            pick = int(taken[place])
+            chosen.append(pick)
+            place -= -(-sizes[pick] // step)
+        made.append(chosen[::-1])
+    return made
 
 
 def _total(options: list[list[_Option]], picks: Sequence[int]) -> float:

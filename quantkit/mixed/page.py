@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from quantkit import __version__
-from quantkit.mixed.allocation import Allocation, Infeasible, solve
+from quantkit.mixed.allocation import Allocation, solve_each
 from quantkit.mixed.table import Table
 from quantkit.page.document import Section, document
 from quantkit.page.heatmap import heatmap
@@ -24,14 +24,10 @@ def curve(found: Table, n_points: int = N_POINTS) -> list[Allocation]:
     costs, sizes = found.costs(), found.sizes()
     known = [[size for size in row if size is not None] for row in sizes]
     least, most = sum(map(min, known)), sum(map(max, known))
+    # More points where formats differ most: half of them below a quarter of the way.
+    shares = [(place / (n_points - 1)) ** 2 for place in range(n_points)]
     made: list[Allocation] = []
-    for place in range(n_points):
-        # More points where formats differ most: half of them below a quarter of the way.
-        share = (place / (n_points - 1)) ** 2
-        try:
-            one = solve(costs, sizes, int(least + share * (most - least)))
-        except Infeasible:
-            continue
+    for one in solve_each(costs, sizes, [int(least + s * (most - least)) for s in shares]):
         if not made or one.choice != made[-1].choice:
             made.append(one)
     return made

@@ -7,7 +7,7 @@ import torch
 from tiny import cut_demo
 
 from quantkit import grid, numbers
-from quantkit.methods import gptq, products, refine, rounding
+from quantkit.methods import gptq, products, refine, rounding, statistics
 from quantkit.methods.products import Halves
 from quantkit.model.source import ModelSource
 from quantkit.onepass import estimate, tuning
@@ -168,6 +168,7 @@ def test_merged_batches_are_learnt_from_one_at_a_time(tmp_path, monkeypatch):
     words = [" ".join(f"word{i * j}" for j in range(5 + 7 * i)) for i in range(16)]
     text.write_text("\n".join(json.dumps({"text": line}) for line in words))
     monkeypatch.setitem(estimate.TOKENS_PER_BATCH, "cpu", 128)
+    monkeypatch.setattr(statistics, "FIRST_SHARE", 0)  # of a few tokens it magnifies roundings
     seen, plain = [], tuning._Lesson.held_out_error
 
     def watched(self, weights):
@@ -188,6 +189,23 @@ def test_merged_batches_are_learnt_from_one_at_a_time(tmp_path, monkeypatch):
     one, two = (dict(checkpoint.state(torch.float32)) for checkpoint in made)
     for name, weight in one.items():  # sums of products are rounded in another order
         assert torch.isclose(weight, two[name], atol=1e-6).float().mean() > 0.97, name
+
+
+def test_no_token_counts_more_for_being_large():
+    torch.manual_seed(0)
+    wanted = torch.randn(2, 5, 8)
+    output = wanted + 0.1 * torch.randn(2, 5, 8)
+    by_hand = [
+        (a - b).norm() ** 2 / b.norm() ** 2
+        for a, b in zip(output.flatten(0, 1), wanted.flatten(0, 1), strict=True)
+    ]
+    found = tuning.relative_error(output, wanted)
+    assert torch.isclose(found, torch.stack(by_hand).mean())
+    larger = torch.ones(2, 5, 1)
+    larger[:, 0] = 50
+    assert torch.isclose(tuning.relative_error(output * larger, wanted * larger), found)
+    wanted[0, 0] = 0
+    assert tuning.relative_error(output, wanted).isfinite()
 
 
 def test_a_tuned_block_is_no_worse_on_held_out_batches_and_comes_out_the_same_twice(

@@ -7,7 +7,7 @@ import pytest
 
 from quantkit.errors import UsageError
 from quantkit.mixed import page, units
-from quantkit.mixed.allocation import Infeasible, solve
+from quantkit.mixed.allocation import Infeasible, solve, solve_each
 from quantkit.mixed.budget import size_bytes
 from quantkit.mixed.units import Unit
 
@@ -35,6 +35,18 @@ def test_a_choice_is_the_best_of_all(seed):
     assert found.size_bytes <= budget
     assert found.cost == pytest.approx(best, rel=1e-9)
     assert found.bound <= best * (1 + 1e-9)
+
+
+def test_several_budgets_at_once_are_each_solved():
+    costs, sizes = problem(0, n_units=40)
+    least, most = sum(map(min, sizes)), sum(map(max, sizes))
+    budgets = [least + place * (most - least) // 9 for place in range(10)]
+    together = solve_each(costs, sizes, budgets)
+    for budget, found in zip(budgets, together, strict=True):
+        assert found.size_bytes <= budget
+        assert found.cost == pytest.approx(solve(costs, sizes, budget).cost, rel=1e-9)
+    with pytest.raises(Infeasible):
+        solve_each(costs, sizes, [most, least - 1])
 
 
 def test_a_large_problem_has_a_small_gap():
