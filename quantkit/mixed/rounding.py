@@ -1,9 +1,10 @@
 """The output error of a format, by rounding to nearest with searched scales.
 
-Cheap enough to try every format on every unit: a few roundings and one matrix product each. GPTQ's
-error on the same weights is smaller, in nearly the same order.
+Cheap enough to try every format on every unit: a few roundings each. What GPTQ leaves of a change
+follows from the factor of its matrix, which all formats of a unit share.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -47,15 +48,58 @@ class Rows:
 AnyCandidate = Candidate | GGUFCandidate
 
 
-def error(rows: Rows, candidate: AnyCandidate, gram: products.Halves) -> torch.Tensor:
-    """The squared error of the outputs, summed over the tokens of the statistics."""
+@dataclass(frozen=True)
+class Solver:
+    """What GPTQ leaves of a change, from that of rounding each weight on its own.
+
+    With U the upper factor of the inverse of the damped Gram matrix, GPTQ moves weights by
+    d_j / U_jj times row j of U for column j's rounding error d_j. Its errors are as large as those
+    of plain rounding, so these stand for them: no column has to wait for those before it.
+    """
+
+    order: torch.Tensor
+    diagonal: torch.Tensor
+    upper: products.Halves
+
+    @classmethod
+    def of(cls, gram: torch.Tensor) -> "Solver | None":
+        found = gptq.factor(gram)
+        if found is None:
+            return None
+        return cls(found.order, found.upper.diagonal(), products.Halves.of(found.upper))
+
+    def left(self, change: torch.Tensor) -> torch.Tensor:
+        """The change that GPTQ makes."""
+        moved = products.coarse(self._errors(change), self.upper)
+        return torch.empty_like(change).index_copy_(1, self.order, moved)
+
+    def energy(self, change: torch.Tensor) -> torch.Tensor:
+        """The squared error of the outputs after GPTQ, by the damped matrix: U cancels."""
+        return self._errors(change).square_().sum()
+
+    def _errors(self, change: torch.Tensor) -> torch.Tensor:
+        return change.index_select(1, self.order).div_(self.diagonal)
+
+
+def error(
+    rows: Rows,
+    candidate: AnyCandidate,
+    gram: products.Halves,
+    solved: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """The squared error of the outputs, summed over the tokens of the statistics; `solved` finds
+    that of a change after GPTQ.
+    """
     if candidate.is_exact or not fits(rows, candidate):
         return rows.weight.new_zeros(())
     if isinstance(candidate, GGUFCandidate):
         return _sampled_error(rows, candidate, gram)
     moved = change(rows, candidate)
-    found = products.row_energies(moved, gram, exactly=False).sum()
-    if isinstance(candidate, Candidate) and candidate.activations and rows.inputs is not None:
+    if candidate.by_gptq and solved is not None:
+        found = solved(moved)
+    else:
+        found = products.row_energies(moved, gram, exactly=False).sum()
+    if candidate.activations and rows.inputs is not None:
         found = found + _input_error(rows, candidate)
     return found
 
@@ -124,21 +168,6 @@ def _input_error(rows: Rows, candidate: Candidate) -> torch.Tensor:
     off = round_inputs(kept, scheme, stored).float() - kept.float()
     share = rows.statistics.n_tokens / max(1, len(kept))
     return (off @ rows.weight.t()).square().sum() * share
-
-
-def left_by_gptq(change: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """A change like the one that GPTQ makes, from that of rounding each weight on its own.
-
-    With U the upper factor of the inverse of the damped Gram matrix, GPTQ moves weights by
-    d_j / U_jj times row j of U for column j's rounding error d_j. Its errors are as large as those
-    of plain rounding, so these stand for them: no column has to wait for those before it.
-    """
-    found = gptq.factor(gram)
-    if found is None:
-        return change
-    errors = change.index_select(1, found.order).div_(found.upper.diagonal())
-    moved = products.coarse(errors, products.Halves.of(found.upper))
-    return torch.empty_like(change).index_copy_(1, found.order, moved)
 
 
 def probe_change(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -5,7 +5,7 @@ written to the journal once it is done, so a stopped run resumes from there.
 """
 
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,7 @@ class Watch:
         for leader, members in found.collector.groups.items():
             statistics = found.collector.statistics[leader]
             gram = Halves.of(statistics.gram)
+            solver = rounding.Solver.of(statistics.gram) if self._solves else None
             parts: dict[tuple[str, torch.dtype], list[str]] = {}
             for name in members:
                 if name in here:
@@ -123,9 +124,7 @@ class Watch:
                 weights = [visit.state[f"{n}.weight"].float() for n in names]
                 weight = torch.cat(weights)
                 rounded = rounding.probe_change(weight, dtype)
-                probed = (
-                    rounding.left_by_gptq(rounded, statistics.gram) if self._solves else rounded
-                )
+                probed = rounded if solver is None else solver.left(rounded)
                 pieces = torch.split(probed, [len(w) for w in weights])
                 changes.setdefault(unit, {}).update(
                     (f"{n}.weight", moved) for n, moved in zip(names, pieces, strict=True)
@@ -139,11 +138,12 @@ class Watch:
                     found.collector.raw_inputs.get(leader),
                     _largest(visit, names, here, dtype),
                 )
-                errors = [rounding.error(rows, one, gram) for one in self.candidates]
-                errors += [
-                    row_energies(moved, gram, exactly=False).sum()
-                    for moved in (probed, rounded, weight)
-                ]
+                probe, whole = (
+                    row_energies(moved, gram, exactly=False).sum() for moved in (probed, weight)
+                )
+                solved = None if solver is None else _solved(solver, rounded, probe)
+                errors = [rounding.error(rows, one, gram, solved) for one in self.candidates]
+                errors += [probe, whole]
                 before = sums.get(unit)
                 sums[unit] = (
                     errors
@@ -158,13 +158,8 @@ class Watch:
         block: dict[str, dict[str, Any]] = {}
         for unit, errors in sums.items():
             values = (torch.stack(errors).double() / self.n_tokens).tolist()
-            *by_format, left, rounded, energy = values
-            block[unit] = {
-                "errors": by_format,
-                "probe_error": rounded,
-                "energy": energy,
-                "gptq_share": left / rounded if rounded > 0 else 1.0,
-            }
+            *by_format, probe, energy = values
+            block[unit] = {"errors": by_format, "probe_error": probe, "energy": energy}
         self.found |= block
         if self.folder is not None:
             write_json(self._path(index), block)
@@ -213,6 +208,16 @@ class Watch:
             for moved in (rounding.probe_change(weight, dtype), weight)
         )
         self.found[module] = {"errors": errors, "probe_error": probed, "energy": whole}
+
+
+def _solved(
+    solver: rounding.Solver, rounded: torch.Tensor, probe: torch.Tensor
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Errors after GPTQ by the undamped matrix: the probe's change has its share of the damped one,
+    which is nearly the same for all formats of a unit.
+    """
+    share = probe / solver.energy(rounded).clamp(min=1e-30)
+    return lambda change: solver.energy(change) * share
 
 
 def _largest(
@@ -311,7 +316,6 @@ def _table(
                 energy=found["energy"],
                 probe_error=found["probe_error"],
                 probe_kl=watch.divergences.get(unit.name),
-                gptq_share=found.get("gptq_share", 1.0),
             )
         )
     return Table(
@@ -322,7 +326,6 @@ def _table(
         calibration_digest=job.calibration.digest,
         n_tokens=job.calibration.n_tokens,
         formats=[one.name for one in watch.candidates],
-        solved=[one.name for one in watch.candidates if one.by_gptq],
         probe=f"{rounding.PROBE_BITS}-bit integers",
         n_probe_tokens=watch.probe.n_tokens,
         other_bytes=other_bytes,

@@ -17,7 +17,7 @@ from quantkit.specs import as_record, json_problem
 from quantkit.storage import write_text
 
 FILE = "sensitivity.json"
-VERSION = 3
+VERSION = 4
 
 
 class UnitRow(Strict):
@@ -30,26 +30,24 @@ class UnitRow(Strict):
     """Bytes in files, by format; None where the format does not fit."""
     errors: list[float | None]
     """Squared error of the unit's outputs per token, by format: tr(D G D^T) / n, with weights
-    rounded to nearest with searched scales and inputs rounded as the format does.
+    rounded to nearest with searched scales and inputs rounded as the format does; what GPTQ leaves
+    of it where GPTQ rounds to the format in the end.
     """
     energy: float
     """Squared norm of the outputs themselves, per token."""
     probe_error: float = 0.0
-    """The same for rounding to the probe's format ..."""
-    gptq_share: float = 1.0
-    """... the share of it that GPTQ is expected to leave, where it rounds any of the formats ..."""
+    """The same for the change that the probe made ..."""
     probe_kl: float | None = None
-    """... and what such a change does to the model's predictions: mean KL in nats per token, on a
+    """... and what that does to the model's predictions: mean KL in nats per token, on a
     few samples with this unit changed alone. None: not measured.
     """
 
     @property
     def weight(self) -> float | None:
         """KL per squared error."""
-        changed = self.probe_error * self.gptq_share
-        if self.probe_kl is None or not changed > 0:
+        if self.probe_kl is None or not self.probe_error > 0:
             return None
-        return self.probe_kl / changed
+        return self.probe_kl / self.probe_error
 
 
 class Table(Strict):
@@ -65,8 +63,6 @@ class Table(Strict):
     calibration_digest: str
     n_tokens: int
     formats: list[str]
-    solved: list[str] = Field([])
-    """Formats whose weights GPTQ rounds in the end, which leaves `gptq_share` of an error."""
     probe: str
     """The format that the probe rounded each unit to."""
     n_probe_tokens: int
@@ -94,9 +90,7 @@ class Table(Strict):
         for unit in self.units:
             weight = unit.weight if weighted and self.is_weighted else None
             factor = 1 / max(unit.energy, 1e-30) if weight is None else weight
-            shares = [unit.gptq_share if name in self.solved else 1.0 for name in self.formats]
-            pairs = zip(unit.errors, shares, strict=True)
-            found.append([None if e is None else e * factor * share for e, share in pairs])
+            found.append([None if e is None else e * factor for e in unit.errors])
         return found
 
     def sizes(self) -> list[list[int | None]]:

@@ -45,7 +45,7 @@ def made(tmp_path_factory, text):
     return source, folder / "table", table
 
 
-def test_errors_are_those_of_the_rounded_weights(made, text):
+def test_errors_are_what_gptq_leaves_of_the_rounded_weights(made, text):
     """tr(D G D^T) / n by obvious arithmetic: the outputs' squared error on the very inputs."""
     source, _, table = made
     from transformers import AutoModelForCausalLM
@@ -72,8 +72,9 @@ def test_errors_are_those_of_the_rounded_weights(made, text):
     low, high = view.amin(-1).bfloat16(), view.amax(-1).bfloat16()
     scale, _ = grid.parameters(low, high, scheme)
     change = grid.dequantize(grid.quantize(weight, scale, None, scheme), scheme) - weight
-    error = (inputs @ change.t()).square().sum() / len(inputs)
-    assert unit.errors[place] == pytest.approx(float(error), rel=1e-3)
+    left = rounding.Solver.of(inputs.t() @ inputs).left(change)
+    error = (inputs @ left.t()).square().sum() / len(inputs)
+    assert unit.errors[place] == pytest.approx(float(error), rel=0.05)
 
 
 def test_a_unit_changed_alone_costs_what_the_probe_says(made, text):
@@ -95,11 +96,11 @@ def test_a_unit_changed_alone_costs_what_the_probe_says(made, text):
         hook.remove()
         gram = seen[0].t() @ seen[0]
         rounded = rounding.probe_change(layer.weight, torch.bfloat16)
-        change = rounding.left_by_gptq(rounded, gram)
+        change = rounding.Solver.of(gram).left(rounded)
         layer.weight += change
         found = model(tokens.ids).logits.log_softmax(-1)
-    left, whole = (float(((d @ gram) * d).sum()) for d in (change, rounded))
-    assert unit.gptq_share == pytest.approx(left / whole, rel=1e-2)
+    left = float(((change @ gram) * change).sum()) / len(seen[0])
+    assert unit.probe_error == pytest.approx(left, rel=1e-2)
     kl = (wanted.exp() * (wanted - found)).sum(-1).mean()
     assert table.n_probe_tokens == tokens.ids.numel()
     assert unit.probe_kl == pytest.approx(float(kl), rel=0.02)
@@ -358,9 +359,15 @@ def test_gptq_leaves_the_error_that_was_predicted(common):
     scheme = candidates.find("w4a16-g128").weights
     view = grid.tiles(weight, scheme)
     scale, _ = grid.parameters(view.amin(-1), view.amax(-1), scheme)
-    solved = gptq.solve(weight, gptq.factor(gram), scale, None, scheme)
+    factor = gptq.factor(gram)
+    solved = gptq.solve(weight, factor, scale, None, scheme)
     left = grid.dequantize(solved, scheme) - weight
-    expected = rounding.left_by_gptq(change, gram)
+    solver = rounding.Solver.of(gram)
+    expected = solver.left(change)
+    damped = torch.linalg.inv(factor.upper.t() @ factor.upper)
+    ordered = expected[:, factor.order]
+    by_damped = float(((ordered @ damped) * ordered).sum())
+    assert float(solver.energy(change)) == pytest.approx(by_damped, rel=1e-3)
     errors = [float(((d @ gram) * d).sum()) for d in (left, expected, change)]
     assert errors[1] == pytest.approx(errors[0], rel=0.2)
     assert (errors[1] < 0.5 * errors[2]) == (common > 0)
