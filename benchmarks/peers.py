@@ -154,7 +154,7 @@ RUNS: dict[str, Callable[[Call], None]] = {
 }
 OWN = {
     "quantkit-best": "best-w4a16",
-    "quantkit-distil": "awq-gptq-w4a16",
+    "quantkit-tune": "awq-gptq-w4a16",
     "quantkit-gptq-w3": "gptq-w3a16",
     "quantkit-best-w3": "best-w3a16",
     "quantkit-gptq-w2": "gptq-w2a16",
@@ -166,8 +166,8 @@ RUNS_BY_WIDTH: dict[int, dict[str, Callable[[Call], None]]] = {
         "quantkit-gptq": RUNS["quantkit-gptq"],
         "quantkit-awq-gptq": RUNS["quantkit-awq-gptq"],
         "quantkit-best": quantkit("best-w4a16"),
-        # What gradients are worth where there is a quarter of AutoRound's time.
-        "quantkit-distil": quantkit("awq-gptq-w4a16", distil=4),
+        # What gradients are worth where there is a quarter of AutoRound's time: `--tune`.
+        "quantkit-tune": quantkit("awq-gptq-w4a16", tune=64),
         "llmcompressor-gptq": RUNS["llmcompressor-gptq"],
         "llmcompressor-awq": RUNS["llmcompressor-awq"],
         "autoround-200": RUNS["autoround-200"],

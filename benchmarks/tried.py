@@ -8,8 +8,6 @@ rotated      the residual stream and the values of every head in a random orthog
              counted: only the linears of blocks are rounded).
 by loss      every token counts in the Gram matrix by the squared gradient of the loss at the
              layer's output, with labels drawn from the model's own predictions, to a power.
-first tokens the first token of every sample counts several times in the Gram matrix of queries,
-             keys and values: attention lets all later tokens read it.
 by held-out  every linear takes the damping and the order of columns that held-out tokens favour.
 biases       a finished checkpoint whose biases make up for the mean shift of each output.
 
@@ -56,8 +54,6 @@ POWERS = (0.5, 1.0)
 """Of a token's weight."""
 SHARED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linears that read one input, and so share its Gram matrix."""
-FIRST = (30.0, 100.0)
-"""How many times a first token counts."""
 CAPS = (10.0,)
 """The largest weight of a token, over the mean: a few are thousands of times as large."""
 
@@ -186,15 +182,6 @@ def weighted(weights: dict[str, torch.Tensor], power: float, cap: float) -> Iter
         Decoder.open, Collector._see, Statistics.add = opened, see, add
 
 
-def first_weights(source: ModelSource, tokens: CalibrationTokens, times: float) -> Any:
-    """Weights of tokens by linear: all the same, but for first tokens where attention reads."""
-    same = torch.ones(tokens.ids.numel())
-    more = torch.ones(tokens.ids.shape)
-    more[:, 0] = times
-    modules = [name.removesuffix(".weight") for name in source.tensors if name.endswith(".weight")]
-    return {n: more.flatten() if n.rpartition(".")[2] in SHARED[0] else same for n in modules}
-
-
 @contextmanager
 def by_held_out() -> Iterator[None]:
     """Damping and order that every stack of linears chooses by held-out tokens."""
@@ -269,7 +256,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=40)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--text", type=Path)
-    ideas = ["as they are", "rotated", "by loss", "first tokens", "by held-out", "biases"]
+    ideas = ["as they are", "rotated", "by loss", "by held-out", "biases"]
     parser.add_argument("--ideas", nargs="+", default=ideas)
     parser.add_argument("--recipes", nargs="+", default=["gptq-w4a16", "gptq-w3a16", "gptq-w2a16"])
     parser.add_argument("--work", type=Path, default=Path("tried"))
@@ -336,10 +323,6 @@ def main() -> None:
                     for cap in CAPS:
                         with weighted(args.weights, power, cap):
                             measure(f"by loss, to the power of {power:g}", name, args.source, plain)
-            elif idea == "first tokens":
-                for times in FIRST:
-                    with weighted(first_weights(args.source, tokens, times), 1.0, float("inf")):
-                        measure(f"first tokens, {times:g} times", name, args.source, plain)
             elif idea == "by held-out":
                 measure("with an eighth held out", name, args.source, plain, held_out=True)
                 with by_held_out():

@@ -43,4 +43,5 @@ def choose(model: str, place: Place) -> RecipeChoice:
     reasons = [f"{name} for {where}: {found.reason}"]
     if found.runner_up is not None:
         reasons.append(f"The runner-up is {found.runner_up.format.name}: {found.runner_up_reason}")
-    return RecipeChoice(name, [*reasons, "`quantkit recommend` shows the details."])
+    more = "`quantkit recommend` shows the details, and considers 16-bit formats too."
+    return RecipeChoice(name, [*reasons, more])

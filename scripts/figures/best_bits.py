@@ -149,6 +149,7 @@ def _tried(name: str) -> str:
 RUNS = {
     "quantkit-gptq": "`gptq-w4a16`",
     "quantkit-awq-gptq": "`awq-gptq-w4a16`",
+    "quantkit-tune": "`awq-gptq-w4a16` with `--tune`",
     "quantkit-best": "`best-w4a16`",
     "autoround-200": "AutoRound, 200 iterations",
 }
@@ -160,8 +161,8 @@ SHARE = "share_of_seconds"
 def frontier() -> str:
     """KL against seconds beside AutoRound, on a source that is not on a 4-bit grid."""
     older = (
-        " `best-w4a16` is that of commit `c606005`, which ended with two passes that moved scales "
-        "alone."
+        " Recipes are those of commit `c606005`: first tokens did not count more than others, and "
+        "`best-w4a16` ended with two passes that moved scales alone."
     )
     return f"{_frontier('frontier-smollm2-h200', older)}\n\n{_frontier('frontier-qwen-h200')}"
 
@@ -193,6 +194,35 @@ def _frontier(name: str, more: str = "") -> str:
         text += " AutoRound was not measured on it yet."
         head, rows = head[:3], [row[:3] for row in rows]
     return f"{paragraph(text)}\n\n{table(head, rows)}"
+
+
+@region
+def first_tokens() -> str:
+    """KL by what a first token counts (benchmarks/best_bits.py)."""
+    name = "best_bits-first-cpu"
+    run = result(name)
+    found: dict[str, dict[float, float]] = {}
+    for row in run["rows"].values():
+        (share,) = row["set"].values()
+        found.setdefault(row["recipe"], {})[share] = row["kl_mean"]
+    shares = list(next(iter(found.values())))
+    rows = [
+        [
+            "as others" if not share else f"1/{1 / share:g} of its sample",
+            *(
+                f"{number(by[share])}" + (f" ({by[share] / by[0] - 1:+.1%})" if share else "")
+                for by in found.values()
+            ),
+        ]
+        for share in shares
+    ]
+    text = paragraph(
+        f"KL of {run['model']} by what a first token counts; {run['samples']} samples of "
+        f"{run['calibration']}, {run['windows']} windows of {run['length']} tokens of held-out "
+        f"text ({link('recorded', name)}, {label(run['device'])}); in parentheses, against the "
+        "first row."
+    )
+    return f"{text}\n\n" + table(["", *(f"`{recipe}`:" for recipe in found)], rows)
 
 
 WORDS = {

@@ -149,6 +149,45 @@ def block_profile() -> str:
     return f"{text}\n\n{table(['', 'per block:'], rows)}"
 
 
+KINDS = {
+    "products of the two forward passes": ("_tst_",),
+    "attention, norms and gated units": ("sdpa", "_norm", "_gated"),
+    "products added up in float32: Gram matrices, and GPTQ's updates": ("_tss_", "_split"),
+    "coordinate descent, two sweeps": ("_descend", "_judge"),
+    "GPTQ's columns": ("_update",),
+    "factorisation": ("getrf", "trsm", "syrk", "sgemm"),
+    "copies from the host": ("Memcpy HtoD",),
+}
+"""What kernels do, by parts of their names."""
+
+
+@region
+def block_profile_8b() -> str:
+    """What a GPU spends its time on in GPTQ of an 8B's blocks."""
+    name = "block_profile-8b-h200"
+    run = result(name)
+    watched = run["profile"]
+    n_blocks, busy = watched["blocks"], watched["busy_seconds"]
+    spent = dict.fromkeys(KINDS, 0.0)
+    for one in watched["longest"]:
+        kind = next((k for k, parts in KINDS.items() if any(p in one["name"] for p in parts)), None)
+        if kind is not None:
+            spent[kind] += one["seconds"]
+    spent["all else"] = busy - sum(spent.values())
+    rows = [
+        [kind, seconds(value / n_blocks), percent(value / busy)] for kind, value in spent.items()
+    ]
+    each = run["seconds_per_block"]
+    blocks = result("allocation-h200")["blocks"]["seconds_per_block"]["gptq"]
+    text = paragraph(
+        f"Where GPTQ's time goes at an 8B's shape: kernels of {n_blocks} blocks, per block "
+        f"({link('recorded', name)}). A block more takes {seconds(min(each.values()))} to "
+        f"{seconds(max(each.values()))} there, while files were copied to the machine, and "
+        f"{seconds(blocks)} in the {link('run of the table', 'allocation-h200')} right after."
+    )
+    return f"{text}\n\n{table(['', 'per block:', 'of the busy time:'], rows)}"
+
+
 COUNTS = {1: "`gptq-w4a16`", 5: "five recipes", 8: "eight recipes with GGUF"}
 WHOLE_AIMS = {("1.5B", 1): "20 s", ("1.5B", 8): "45 s", ("8B", 5): "110 s"}
 STAGES = ("imports", "calibration text", "kernel compilation", "blocks", "closing")
