@@ -8,9 +8,9 @@ given the output of the quantised blocks before it, comes closer to the source's
 a position within its cell, and every step moves all positions by the same amount, down or up by the
 sign of the gradient; those that leave their cell change the code. Scales move likewise.
 
-Difference from the paper: positions start in the cells of the codes that the method chose, not at
-the rounded weights, so tens of steps are enough; and held-out tokens decide between before and
-after. The order of batches is fixed, so a run is reproducible.
+Differences from the paper: positions start in the cells of the codes that the method chose, not at
+the rounded weights, so tens of steps are enough; signs are those of a mean over steps; and held-out
+tokens decide between before and after. The order of batches is fixed, so a run is reproducible.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,6 +46,9 @@ class Reach(NamedTuple):
 REACH = Reach(codes=0.1, scales=0.03)
 INSIDE = 0.45
 """How far from the middle of its cell a position may start."""
+MOMENTUM = 0.8
+"""The share of the mean gradient that later steps keep: the sign of one batch's gradient is mostly
+noise."""
 HELD = 8
 """One in this many batches is held out."""
 
@@ -245,12 +248,13 @@ def tune(visit: Visit, work: Work, result: BlockResult, recipe: Recipe, steps: i
         before = lesson.held_out_error({})
         dtype = visit.decoder.dtype
         weights = {name: position.weight().to(dtype) for name, position in positions.items()}
+        means = {name: position.means() for name, position in positions.items()}
         with reproducible():
             for step, place in enumerate(lesson.order(steps)):
                 share = falling(step, steps)
                 for name, gradient in lesson.gradients(place, weights).items():
-                    position = positions[name]
-                    position.rewrite(weights[name], position.slopes(gradient), share, REACH)
+                    positions[name].learn(gradient, means[name], MOMENTUM)
+                    positions[name].rewrite(weights[name], means[name], share, REACH)
         after = lesson.held_out_error(weights)
     if not after < before:
         return
