@@ -27,13 +27,13 @@ of weights serves vLLM, TensorRT-LLM and llama.cpp.
 
 - **Blackwell**: `nvfp4`; `nvfp4-fp8` if attention loses too much, as in large MoE models;
   `fp8-dynamic` if quality comes first.
-- **Hopper and Ada**: `fp8-dynamic`. If memory is short, `awq-gptq-w4a16` on both, or `w4afp8` on
-  Hopper. `nvfp4-a16` and `mxfp4-a16` run there, too.
+- **Hopper and Ada**: `fp8-dynamic` for quality and many users; `awq-gptq-w4a16` for few users or
+  little memory, on Hopper also `w4afp8`. `nvfp4-a16` and `mxfp4-a16` run there, too.
 - **Ampere and Turing**: `awq-gptq-w4a16`; `int8-w8a8` for large batches.
 - **MI350 and later**: `mxfp4`, `mxfp8`; **MI300**: `fp8-dynamic`.
-- **CPU, Apple, GPU and host memory together**: `gguf-q4_k_m`.
+- **CPU, Apple, GPU and host memory together**: `gguf-q4_k_m`, or `gguf-iq4_xs`, which is smaller.
 
-`quantkit recommend MODEL --gpu NAME` answers this for one model, with memory and speed.
+`quantkit recommend MODEL --gpu NAME` answers this for one model, context and number of users.
 
 ## How FP4 is rounded
 

@@ -12,8 +12,8 @@ Next, with your own model (a folder or a hub id):
   quantkit recipes                               # list recipes
   quantkit quantize MODEL -r fp8-dynamic -o out  # make a checkpoint for vLLM
   quantkit verify out/fp8-dynamic                # check it against its source
-  quantkit run MODEL -r fp8-dynamic -r rtn-w4a16 --tasks wikitext -o runs
-                                                 # all of it, scored and compared"""
+  quantkit run MODEL -r fp8-dynamic -r awq-gptq-w4a16 --calibration general \\
+      --tasks wikitext -o runs                   # all of it, scored and compared"""
 
 
 def command(

@@ -97,7 +97,10 @@ def _show(gpu: "GPU") -> None:
     writers = _writers()
     for engine in ENGINES:
         console.print_lines(f"In {label(engine)}", _formats(gpu, engine, writers))
-    console.say("\nEmulated formats save memory, not time. 8.0 and the like: compute capability.")
+    console.say(
+        "\nEmulated formats save memory; arithmetic takes as long as in 16 bits. 8.0 and the like: "
+        "compute capability."
+    )
     named = [
         (name, ", ".join(found)) for name, found in writers.items() if found not in ([], [name])
     ]

@@ -17,7 +17,7 @@ def cause(entry: Entry) -> str:
     if odd:
         return _odd(odd)
     if entry.made.calibration is not None:
-        return f"no layer stands out; it was calibrated on {plain(entry.made.calibration)}"
+        return f"no layer stands out; calibration set: {plain(entry.made.calibration)}"
     return "no layer stands out"
 
 

@@ -52,8 +52,8 @@ class Report:
         if len(baselines) != 1:
             found = ", ".join(card.name for card in baselines) or "none"
             raise ScoreError(
-                f"a report needs the scores of one source model, found: {found}; "
-                "score the source with the same tasks"
+                f"a report needs the scores of one source model, found: {found}; score the source "
+                "once, with the tasks and settings of all others"
             )
         baseline = baselines[0]
         candidates = [card for card in cards if card is not baseline]

@@ -22,9 +22,9 @@ FEWEST = 3
 SIGMAS = 1.96
 HEADINGS = ("model", "breaks first", "then", "tokens until they differ", "same answers")
 CAPTION = (
-    "The scores that certainly lose most, as a share of the source's value: the lower end of the "
-    "95% interval decides. The last two columns compare generated answers with the source's own, "
-    "with twice the standard error."
+    "The scores with the largest proven loss, as a share of the source's value: the lower end of "
+    "the 95% interval decides. The last two columns compare generated answers with the source's "
+    "own, with twice the standard error."
 )
 
 

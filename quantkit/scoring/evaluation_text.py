@@ -46,10 +46,10 @@ def to_avoid_when_building(
         return load(names, base, data)
     except ScoreError as error:
         raise DataError(
-            f"the set leaves out text of {', '.join(names)}, which models are scored on, and needs "
-            f"it for that: {str(error).partition('; ')[0]}; connect to the hub once, or pass "
-            "`--data DIR`, a folder that holds it under the dataset's name; the set python-docs, "
-            "or your own data with `--avoid python_docs,python_quiz`, needs no hub"
+            f"a calibration set leaves out what models are scored on, and needs the text of "
+            f"{', '.join(names)} for that: {str(error).partition('; ')[0]}; connect to the hub "
+            "once, or pass `--data DIR`, a folder that holds it under the dataset's name; the set "
+            "python-docs, or your own data with `--avoid python_docs,python_quiz`, needs no hub"
         ) from error
 
 
@@ -59,10 +59,10 @@ def to_avoid(names: Sequence[str], base: Path) -> tuple[EvaluationText, dict[str
         return load(names, base)
     except ScoreError as error:
         raise DataError(
-            f"the set leaves out text of {', '.join(names)}, which models are scored on, and needs "
-            f"it for that: {str(error).partition('; ')[0]}; without a hub, give a text file of "
-            "your own, `--calibration python-docs`, or the folder of a set made by `quantkit "
-            "calibrate build … --data DIR`"
+            f"a calibration set leaves out what models are scored on, and needs the text of "
+            f"{', '.join(names)} for that: {str(error).partition('; ')[0]}; without a hub, give a "
+            "text file of your own, `--calibration python-docs`, or the folder of a set made by "
+            "`quantkit calibrate build … --data DIR`"
         ) from error
 
 

@@ -468,7 +468,7 @@ def test_avoided_text_that_cannot_be_read_is_told_with_advice_for_sets(
     text.write_text("Some words of a document. " * 400)
     for what in (["general"], ["--from", text, "--avoid", "wikitext"]):
         message = one_error(run_cli([*build, *what]))
-        assert "leaves out text of" in message
+        assert "needs the text of wikitext" in message
         assert "--avoid python_docs,python_quiz" in message
         assert "the set python-docs" in message
         assert "tasks python_docs" not in message
