@@ -1,6 +1,6 @@
 """Recommendations as an HTML page that a team opens, filters by GPU and shares."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -11,7 +11,7 @@ from quantkit.advise.recommendation import Recommendation
 from quantkit.engine import label as engine_label
 from quantkit.page.document import Section, document
 from quantkit.page.heatmap import heatmap
-from quantkit.page.parts import Fact, details, facts, notices
+from quantkit.page.parts import Fact, details, extract, facts, notices
 from quantkit.page.scale import UNKNOWN, Axis
 from quantkit.page.scatter import Point, scatter
 from quantkit.page.table import Cell, Column, table
@@ -26,18 +26,19 @@ FIGURES = (
 )
 
 
-def render(found: Sequence[Recommendation]) -> str:
-    """The whole page, for one kind of GPU or several."""
-    return _one(found[0]) if len(found) == 1 else _many(found)
+def render(found: Sequence[Recommendation], commands: Mapping[str, str] | None = None) -> str:
+    """The whole page, for one kind of GPU or several; commands, by what they do, for one."""
+    return _one(found[0], commands or {}) if len(found) == 1 else _many(found)
 
 
-def _one(found: Recommendation) -> str:
+def _one(found: Recommendation, commands: Mapping[str, str]) -> str:
     label = found.question.catalogue.shape.label
     where = words.on(found.gpu, found.question.count)
     chosen = found.chosen
     serving = [c for c in found.candidates if c.serves]
     sections = [
         Section("Why", _why(found)),
+        Section("Commands", [extract(what, [], "", text) for what, text in commands.items()]),
         Section("Formats that fit", [_formats(serving, chosen)] if serving else []),
         Section("Speed and quality", [_picture(found)] if len(serving) > 1 else []),
         Section("Formats left out", [_rest(found)]),

@@ -214,7 +214,7 @@ class Advising:
                 from quantkit.advise import page
                 from quantkit.storage import write_text
 
-                write_text(self.html, page.render(answers.found))
+                write_text(self.html, page.render(answers.found, answers.commands))
             return Advised(asked, answers, self.files, fleet, self._mixed(asked))
 
         return work

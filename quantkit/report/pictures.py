@@ -133,7 +133,10 @@ def divergence(report: Document) -> list[str | Markup]:
         return []
     note = "To the left are the worst tokens."
     if len(series) < len(report.candidates):
-        note += f" {len(series)} of {len(report.candidates)} candidates are drawn."
+        note += (
+            f" {len(series)} of {len(report.candidates)} candidates are drawn: the recommended "
+            "one, those that none beats in both size and quality, then the best."
+        )
     return [
         "The KL divergence of each token's prediction from the source's, in nats: "
         "an average hides the few tokens where a model diverges.",

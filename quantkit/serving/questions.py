@@ -1,5 +1,6 @@
 """Answers the questions of `recommend`, with a serving plan for the chosen answer."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,6 +99,13 @@ class Answers:
     across: ModelComparison | None = None
     """Where several models were named."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def commands(self) -> dict[str, str]:
+        """What to type, by what it does."""
+        found = {"Make it": self.make, "Make the draft": self.make_draft}
+        typed = {what: shlex.join(words) for what, words in found.items() if words}
+        return typed if self.plan is None else typed | {"Serve it": self.plan.shell()}
 
 
 @dataclass(frozen=True)

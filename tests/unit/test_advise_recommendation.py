@@ -418,6 +418,8 @@ def test_pages_tell_the_answer_and_can_be_filtered():
     one = page.render([answer("L40S", users=40, count=2, context=16384, gpu_hour=1.0)])
     for text in ("8B on 2 x L40S", "fp8-dynamic+kv-fp8", "per million tokens", "roofline"):
         assert text in one
+    typed = {"Make it": "quantkit quantize MODEL -r 'a&b'"}
+    assert "quantkit quantize MODEL -r &#39;a&amp;b&#39;" in page.render([answer("L40S")], typed)
     none = page.render([answer("RTX 4090", "70B")])
     assert "What would help" in none
     assert "2 x RTX 4090" in none
