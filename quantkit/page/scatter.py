@@ -17,6 +17,8 @@ Box = tuple[float, float, float, float]
 SMALL = 11
 BESIDE = 14
 """A name further from its point than this is joined to it by a line."""
+OVERLAP = 6
+"""Points nearer than this look like one."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def _names(plane: Plane, points: Sequence[Point]) -> list[Markup]:
                 # The names of the chosen belong to the line, but are easier to read beside it.
                 crossed = any(_crosses(box, *ends) for ends in pairwise(way))
                 cost += (2 if points[i].front else 4) * crossed
-                cost += 2 * bool(_leader(places[i], box))
+                cost += 2 * bool(_leader(places[i], box)) + 2 * _misleads(i, places, box)
                 ways.append((cost, len(ways), box))
         if ways and (min(ways)[0] < 4 or points[i].front):
             box = min(ways)[2]
@@ -126,11 +128,28 @@ def _names(plane: Plane, points: Sequence[Point]) -> list[Markup]:
 
 def _leader(point: tuple[float, float], box: Box) -> list[Markup]:
     """A thin line from a point to its name, if that is not right beside it."""
-    x, y = point
-    end = (min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3]))
+    end = _nearest(point, box)
     if math.dist(point, end) <= BESIDE:
         return []
-    return [svg.line(x, y, *end, "leader")]
+    return [svg.line(*point, *end, "leader")]
+
+
+def _nearest(point: tuple[float, float], box: Box) -> tuple[float, float]:
+    """The place in a box that is nearest to a point."""
+    return min(max(point[0], box[0]), box[2]), min(max(point[1], box[1]), box[3])
+
+
+def _misleads(i: int, places: Sequence[tuple[float, float]], box: Box) -> bool:
+    """Whether a name looks like that of another point: one that is nearer to it, or in between;
+    points that overlap cannot be told apart by any name.
+    """
+    own, end = places[i], _nearest(places[i], box)
+    others = [other for other in places if math.dist(other, own) > OVERLAP]
+    return any(
+        math.dist(other, _nearest(other, box)) < math.dist(own, end) - 1
+        or _crosses((other[0] - 3, other[1] - 3, other[0] + 3, other[1] + 3), own, end)
+        for other in others
+    )
 
 
 def _error_boxes(plane: Plane, points: Sequence[Point]) -> list[Box]:

@@ -22,7 +22,7 @@ from quantkit.page.figure import NARROW, WIDE
 from quantkit.page.heatmap import heatmap
 from quantkit.page.lines import Series, lines
 from quantkit.page.scale import Axis, log_ticks, number, scale, ticks
-from quantkit.page.scatter import Point, scatter
+from quantkit.page.scatter import Point, _misleads, scatter
 from quantkit.page.table import WHOLE, Cell, Column, table
 
 VOID = {"meta", "link", "input", "br"}
@@ -260,6 +260,15 @@ def test_a_name_away_from_its_point_is_joined_to_it():
     found = str(scatter("t", [*crowd, *corners], Axis("x"), Axis("y")))
     assert 'class="leader"' in found
     assert 'class="leader"' not in str(scatter("t", corners, Axis("x"), Axis("y")))
+
+
+def test_a_name_beyond_another_point_would_be_taken_for_that_points_name():
+    places = [(100.0, 100.0), (100.0, 80.0)]
+    beyond, beside = (90.0, 55.0, 110.0, 67.0), (109.0, 95.0, 129.0, 107.0)
+    assert _misleads(0, places, beyond)
+    assert not _misleads(0, places, beside)
+    assert not _misleads(1, places, beyond)
+    assert not _misleads(0, [(100.0, 100.0), (100.0, 97.0)], beyond)  # they look like one
 
 
 def test_line_leads_through_the_chosen_points_from_left_to_right():
