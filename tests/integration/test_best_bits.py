@@ -229,7 +229,7 @@ def test_a_tuned_block_is_no_worse_on_held_out_batches_and_comes_out_the_same_tw
             ModelSource.open(str(folder)),
             [recipe],
             tmp_path / name,
-            calibration=CalibrationChoice("python-docs", 48, 64),
+            calibration=CalibrationChoice("python-docs", 32, 64),
         )[0]
         for name in ("one", "two")
     ]

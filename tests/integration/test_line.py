@@ -119,7 +119,7 @@ def test_the_page_sorts_and_searches(browser, demo, report):
 
 
 def test_demo_shows_what_quantisation_costs(report, samples):
-    better = 0.6 if samples is None else 0.7  # of few documents and samples less is certain
+    better = 0.6 if samples is None else 0.8  # of few documents and samples less is certain
     for name in ("fp8-dynamic", "fp8-static", "int8-w8a8", "rtn-w8a16"):
         assert abs(change(report, name)) <= 0.01, name
     assert change(report, "rtn-w4a16") >= 0.03

@@ -54,7 +54,7 @@ def test_a_chart_says_how_many_candidates_it_leaves_out():
     assert "candidates are drawn" not in html.render(document, "0")
     more = [e.model_copy(update={"name": f"{e.name} again"}) for e in document.candidates]
     larger = document.model_copy(update={"candidates": [*document.candidates, *more]})
-    assert "6 of 12 candidates are drawn." in html.render(larger, "0")
+    assert "6 of 12 candidates are drawn" in html.render(larger, "0")
 
 
 def test_the_caption_of_the_chart_names_its_bars_and_the_better_direction():
