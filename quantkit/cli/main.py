@@ -233,5 +233,8 @@ def entry() -> NoReturn:
     if _is_quick(sys.argv[1:]):
         gc.disable()  # for good: enabled again, it would scan everything at once
     code = main()
+    # Where Ctrl-C met Python compiling a dataclass, `python -m` would exit by a signal all the
+    # same: it notes an interrupt that leaves `exec`, and forgets it only at the next one.
+    exec("")
     gc.freeze()  # otherwise the interpreter scans all objects once more before it exits
     sys.exit(code)

@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from quantkit import errors
@@ -55,3 +60,20 @@ def test_exit_codes_differ():
     named = {name: value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     told = named.pop("EXIT_CODES")
     assert sorted(named.values()) == sorted(told) == [0, 1, 2, 3, 70, 130, 141, 143]
+
+
+def test_an_interrupt_that_python_noted_while_compiling_exits_with_130(tmp_path):
+    """CPython 3.11: one that leaves `exec` makes `python -m` exit by a signal, even if caught."""
+    (tmp_path / "stopped.py").write_text(
+        "from quantkit.cli import main\n"
+        "def interrupted():\n"
+        "    try:\n"
+        "        exec('raise KeyboardInterrupt')\n"
+        "    except KeyboardInterrupt:\n"
+        "        return 130\n"
+        "main.main = interrupted\n"
+        "main.entry()\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    command = [sys.executable, "-m", "stopped"]
+    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": path}).returncode == 130
