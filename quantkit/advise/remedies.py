@@ -167,7 +167,7 @@ def _partly(question: Question, gpu: GPU) -> Remedy | None:
     return Remedy(
         f"--host-memory {memory}GB",
         first.format.name,
-        f"offload to host memory: {first.format.name} with {found.words} ({flag}) and "
+        f"offload to host memory: {first.format.name} with {found.words} (llama-server {flag}) and "
         f"{needed / (1 << 30):.1f} GiB in {host.name}{speed}",
     )
 

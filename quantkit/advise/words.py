@@ -181,6 +181,9 @@ def star(objective: str) -> str:
 EMPTY = "Empty: it does not run or fit there, or keeps too little quality."
 """What an empty cell in a table of figures means."""
 
+NO_FP8_CACHE = "An FP8 KV cache has a row only where it is chosen."
+"""Why a table that compares GPUs has fewer rows than one GPU's."""
+
 
 UNITS = {
     "latency": "take {} s for an answer",

@@ -293,12 +293,10 @@ def _side_by_side_tables(found: "Sequence[Recommendation]") -> None:
     cells = {one.gpu.name: {c.format.name: _cell(c, one) for c in one.candidates} for one in served}
     chosen = {one.chosen.format.name for one in served if one.chosen is not None}
     # An FP8 cache gets a row only if it is chosen somewhere.
-    kept = [
-        name
-        for name in names
-        if any(column.get(name) for column in cells.values())
-        and (name in chosen or not name.endswith("+kv-fp8"))
+    served_somewhere = [
+        name for name in names if any(column.get(name) for column in cells.values())
     ]
+    kept = [n for n in served_somewhere if n in chosen or not n.endswith("+kv-fp8")]
     columns = [
         [_short(one.gpu.name), *(cells[one.gpu.name].get(name, "") for name in kept)]
         for one in served
@@ -307,8 +305,10 @@ def _side_by_side_tables(found: "Sequence[Recommendation]") -> None:
         headings, *rows = zip(["", *kept], *part, strict=True)
         console.print_table(headings, rows)
     has_gaps = not all(all(column) for column in columns)
-    legend = words.star(found[0].question.objective)
-    console.say(f"{legend} {words.EMPTY}" if has_gaps else legend)
+    legend = [words.star(found[0].question.objective)]
+    legend += [words.EMPTY] if has_gaps else []
+    legend += [words.NO_FP8_CACHE] if len(kept) < len(served_somewhere) else []
+    console.say(" ".join(legend))
 
 
 def _side_by_side(columns: list[list[str]], width: int) -> list[list[list[str]]]:

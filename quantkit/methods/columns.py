@@ -63,19 +63,25 @@ def update_block(
         return torch.stack(
             [update_block(w, c, u, s, z, t, bottom, top, is_fp4) for w, c, u, s, z, t in each]
         )
-    errors = weight.new_empty(weight.shape)
+    # By columns: a strided column costs twice the time of the arithmetic on it.
+    columns, steps = weight.t().contiguous(), scale.t().contiguous()
+    zeros = None if zero is None else zero.t().contiguous()
+    codes, errors = torch.empty_like(columns), torch.empty_like(columns)
+    if is_fp4:
+        codes = codes.to(torch.uint8)
+    pivots = upper.diagonal().tolist()
     for j, place in enumerate(tile.tolist()):
-        column, step = weight[:, j], scale[:, place]
+        column, step = columns[j], steps[place]
         scaled = column / step
-        if zero is not None:
-            scaled += zero[:, place]
+        if zeros is not None:
+            scaled += zeros[place]
         if is_fp4:
-            chosen[:, j] = codes = FP4_CODES.round(scaled)
-            value = FP4_CODES.widen(codes)
+            codes[j] = rounded = FP4_CODES.round(scaled)
+            value = FP4_CODES.widen(rounded)
         else:
-            chosen[:, j] = value = scaled.round_().clamp_(bottom, top)
-        back = value - zero[:, place] if zero is not None else value
-        error = (column - back * step) / upper[j, j]
-        weight[:, j:].addr_(error, upper[j, j:], alpha=-1)
-        errors[:, j] = error
-    return errors
+            codes[j] = value = scaled.round_().clamp_(bottom, top)
+        back = value if zeros is None else value - zeros[place]
+        error = torch.sub(column, back * step, out=errors[j]).div_(pivots[j])
+        columns[j + 1 :].addr_(upper[j, j + 1 :], error, alpha=-1)
+    chosen.copy_(codes.t())
+    return errors.t().contiguous()

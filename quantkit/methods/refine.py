@@ -255,22 +255,23 @@ def descend_block(
     `slope` is D G of the block's columns, before; `tile` maps each column to its column of `scale`.
     Zero points do not matter here: only how far a code moves.
     """
-    slope = slope.clone()
-    moved = torch.zeros_like(slope)
+    # By columns, as in `columns.update_block`.
+    slopes, steps, codes = (one.t().contiguous() for one in (slope, scale, chosen))
+    moved = torch.zeros_like(slopes)
+    pivots = gram.diagonal().tolist()
     for j, place in enumerate(tile.tolist()):
-        pivot = gram[j, j]
-        if not pivot > 0:
+        if not pivots[j] > 0:
             continue
-        step = scale[:, place]
-        code = chosen[:, j]
+        step, code = steps[place], codes[j]
         before = FP4_CODES.widen(code.view(torch.uint8)) if is_fp4 else code.float()
-        vertex = before - slope[:, j] / (pivot * step)
+        vertex = before - slopes[j] / (step * pivots[j])
         if is_fp4:
-            codes = FP4_CODES.round(vertex)
-            after = FP4_CODES.widen(codes)
-            chosen[:, j] = codes.view(torch.int8)
+            found = FP4_CODES.round(vertex)
+            after = FP4_CODES.widen(found)
+            codes[j] = found.view(torch.int8)
         else:
-            chosen[:, j] = after = vertex.round_().clamp_(bottom, top)
-        moved[:, j] = change = (after - before) * step
-        slope.addr_(change, gram[j])
-    return moved
+            codes[j] = after = vertex.round_().clamp_(bottom, top)
+        change = torch.sub(after, before, out=moved[j]).mul_(step)
+        slopes[j + 1 :].addr_(gram[j, j + 1 :], change)
+    chosen.copy_(codes.t())
+    return moved.t().contiguous()

@@ -1,7 +1,7 @@
 """The scores of one model, with everything needed to know what was scored."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,16 +58,18 @@ class Settings(Record):
     def differences(self, other: "Settings") -> list[str]:
         """What makes two scores incomparable, such as `limit: 100 against none`."""
         ours, theirs = self.model_dump(), other.model_dump()
-        lines = [
-            f"{key}: {_listed(ours[key])} against {_listed(theirs[key])}"
-            for key in ours
-            if ours[key] != theirs[key]
-        ]
-        if ours["data"] != theirs["data"]:
-            lines = [line for line in lines if not line.startswith("data: ")]
-            if self.data is not None and other.data is not None:
-                names = [t for t in self.data if self.data[t] != other.data.get(t)]
-                lines.append(f"the documents of {', '.join(names[:3]) or 'some task'}")
+        lines = list(_unlike_tasks(self.tasks, other.tasks))
+        for key in ours:
+            if key not in ("tasks", "data") and ours[key] != theirs[key]:
+                one, another = (
+                    "none" if value is None else value for value in (ours[key], theirs[key])
+                )
+                lines.append(f"{key}: {one} against {another}")
+        if self.data is not None and other.data is not None:
+            names = [t for t in self.data if self.data[t] != other.data.get(t, self.data[t])]
+            if self.tasks.keys() == other.tasks.keys():  # otherwise these are named already
+                names += sorted(self.data.keys() ^ other.data.keys())
+            lines += [f"the documents of {', '.join(names[:3])}"] if names else []
         return lines
 
     def same_as(
@@ -81,13 +83,13 @@ class Settings(Record):
         return asked == (set(self.tasks), self.limit, self.asked_length, self.dtype)
 
 
-def _listed(value: object) -> object:
-    """Tasks with their versions as `wikitext 2.0, mmlu 1.0`, nothing as `none`; anything else
-    unchanged.
-    """
-    if not isinstance(value, dict):
-        return "none" if value is None else value
-    return ", ".join(f"{name} {version}" for name, version in value.items()) or "none"
+def _unlike_tasks(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[str]:
+    """Tasks that only one of two has, and those of which they have different versions."""
+    for task in dict.fromkeys([*ours, *theirs]):
+        if task not in ours or task not in theirs:
+            yield f"only one was scored on {task}"
+        elif ours[task] != theirs[task]:
+            yield f"version of {task}: {ours[task]} against {theirs[task]}"
 
 
 class LayerError(Record):

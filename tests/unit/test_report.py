@@ -10,7 +10,7 @@ from quantkit.report import damage, html, markdown, table
 from quantkit.report.comparison import Report
 from quantkit.scoring.answers import Outcome
 from quantkit.scoring.evaluation import Evaluation, read_all
-from quantkit.scoring.scorecard import Score
+from quantkit.scoring.scorecard import Score, Settings
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "scores"
 SUBJECTS = {"mmlu_stem": ["mmlu_anatomy", "mmlu_astronomy"], "mmlu_humanities": ["mmlu_law"]}
@@ -137,3 +137,29 @@ def test_what_breaks_first_is_what_loses_most_for_certain(cards):
     assert damage.TITLE in markdown.render(report)
     assert "31.5 +- 3.9" in html.render(report.document, "1")
     assert damage.TITLE not in markdown.render(Report.compare(cards))
+
+
+def test_what_makes_scores_incomparable_names_the_tasks():
+    def settings(**given):
+        usual = {"limit": None, "num_fewshot": None, "max_length": 64, "seed": 0}
+        return Settings(**{**usual, **given})
+
+    one = settings(tasks={"wikitext": "2", "mmlu": "1"}, data={"wikitext": "a", "mmlu_law": "b"})
+    for other, said in (
+        (
+            settings(tasks={"wikitext": "2"}, data={"wikitext": "a"}),
+            ["only one was scored on mmlu"],
+        ),
+        (
+            settings(tasks={"wikitext": "3", "mmlu": "1"}, data=one.data, limit=5),
+            ["version of wikitext: 2 against 3", "limit: none against 5"],
+        ),
+        (
+            settings(tasks=one.tasks, data={**one.data, "wikitext": "c"}),
+            ["the documents of wikitext"],
+        ),
+        (settings(tasks=one.tasks, data={"wikitext": "a"}), ["the documents of mmlu_law"]),
+        (settings(tasks=one.tasks), []),  # an old file
+    ):
+        assert one.differences(other) == said
+        assert bool(other.differences(one)) == bool(said)
