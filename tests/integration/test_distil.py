@@ -193,7 +193,10 @@ def test_slopes_of_codes_and_scales_follow_from_those_of_weights():
     assert torch.allclose(of_codes, expected[1], rtol=1e-5)
 
 
-def test_codes_and_scales_change_and_held_out_tokens_are_nearer_to_the_source(tmp_path):
+def test_codes_and_scales_change_and_held_out_tokens_are_nearer_to_the_source(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(distil, "STEP", 4 * distil.STEP)  # or two passes move no code
     source = ModelSource.open(str(cut_demo(tmp_path / "demo")))  # random weights have less to learn
     notes, recipe = Notes(), Recipe.load("gptq-w2a16")
     plain, after = (
@@ -204,7 +207,7 @@ def test_codes_and_scales_change_and_held_out_tokens_are_nearer_to_the_source(tm
             calibration=CalibrationChoice("python-docs", 48, 64),
             run=Run(progress=notes),
         )[0]
-        for passes in (0, 7)
+        for passes in (0, 2)
     )
     (told,) = [text for text in notes.said if "held-out" in text]
     assert told.startswith("gptq-w2a16: distilled")

@@ -5,7 +5,7 @@ from notes import Notes
 from tiny import cut_demo
 
 from quantkit.cli.main import main
-from quantkit.errors import DataError, MethodError
+from quantkit.errors import DataError, Interrupted, MethodError
 from quantkit.model.source import ModelSource
 from quantkit.onepass import feeders, onepass, probe
 from quantkit.onepass.prepare import CalibrationChoice
@@ -63,11 +63,12 @@ def test_the_plan_counts_the_streams_of_the_pass(
 
     def streams_of(*arguments):
         streams.extend(real(*arguments))
-        return streams
+        raise Interrupted("enough is known")
 
     monkeypatch.setattr(onepass, "streams_of", streams_of)
     recipes = [load(name) for name in names]
-    quantize(short_demo, recipes, tmp_path, calibration=FEW, run=Run(notes))
+    with pytest.raises(Interrupted):
+        quantize(short_demo, recipes, tmp_path, calibration=FEW, run=Run(notes))
     (plan,) = [note for note in notes.notes if note.startswith("plan: ")]
     assert len(streams) == n_streams
     assert f" {n_streams} stream{'s' * (n_streams > 1)} of " in plan
