@@ -154,10 +154,8 @@ def judged(candidate: Candidate, min_quality: float) -> Candidate:
     if known is None:
         return replace(candidate, problem=NO_QUALITY, lacks="quality")
     if known.recovery < min_quality:
-        # Rounded down: 0.9799 must not read as 0.980, "below 0.98".
-        kept = (
-            f"keeps {int(known.recovery * 1000) / 1000:.3f} of the quality, below {min_quality:g}"
-        )
+        digits = 3 if round(known.recovery, 3) < min_quality else 5  # 0.980 is not below 0.98
+        kept = f"keeps {known.recovery:.{digits}f} of the quality, below {min_quality:g}"
         return replace(candidate, problem=kept, lacks="quality")
     return candidate
 
