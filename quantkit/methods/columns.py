@@ -58,8 +58,8 @@ def update_block(
     import torch
 
     if weight.ndim == 3:
-        zeros = [None] * len(weight) if zero is None else list(zero)
-        each = zip(weight, chosen, upper, scale, zeros, tile, strict=True)
+        of_each = [None] * len(weight) if zero is None else list(zero)
+        each = zip(weight, chosen, upper, scale, of_each, tile, strict=True)
         return torch.stack(
             [update_block(w, c, u, s, z, t, bottom, top, is_fp4) for w, c, u, s, z, t in each]
         )

@@ -67,8 +67,8 @@ def _mark(report: Report, card: Scorecard) -> str:
 def advice(report: Report) -> list[str]:
     """Which one to take, and what the star means."""
     found = report.recommendation
-    heading = "No recommendation" if found.name is None else f"Recommended: {found.name}"
-    lines = [f"{heading}: {found.reason}."]
+    heading = "No recommendation:" if found.name is None else f"Recommended: {found.name},"
+    lines = [f"{heading} {found.reason}."]
     if len(report.candidates) > 1:
         lines.append(STAR)
     return lines
