@@ -24,8 +24,9 @@ demo: $(VENV)/.installed
 	@echo "the demo quantises a small model ten ways, scores and compares: minutes on two cores"
 	$(BIN)/quantkit demo
 
+# Three workers keep two cores busy: tests often wait for programs that they start.
 test: lint types browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadscope --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist loadscope --no-loadscope-reorder
 
 # Pages are tested in a real browser where there is one, or where it may be installed.
 browser:

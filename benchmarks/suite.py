@@ -21,7 +21,7 @@ from typing import Any
 
 from recording import ROOT, write
 
-SUITE = ("-q", "-n", "2", "--dist", "loadscope", "--no-loadscope-reorder")
+SUITE = ("-q", "-n", "3", "--dist", "loadscope", "--no-loadscope-reorder")
 SLOWEST = 20
 
 

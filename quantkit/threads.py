@@ -12,6 +12,10 @@ checkpoint must not depend on what else was running.
 import math
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 CGROUP = Path("/sys/fs/cgroup")
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
@@ -48,3 +52,15 @@ def quota(root: Path = CGROUP) -> int | None:
     except (OSError, ValueError, ZeroDivisionError):
         return None
     return max(1, math.ceil(share)) if share > 0 else None
+
+
+def workers(n_workers: int) -> "ThreadPoolExecutor":
+    """A pool whose threads are the parallelism: torch computes on one core in each."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import torch
+
+    # In a forked process torch replaces its thread pool at the first call of this, and a second
+    # thread that calls it meanwhile finds none.
+    torch.set_num_threads(torch.get_num_threads())
+    return ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,))

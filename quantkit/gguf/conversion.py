@@ -8,13 +8,13 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from pathlib import Path
 
 import torch
 from gguf import GGMLQuantizationType, Keys, LlamaFileType
 
-from quantkit import grid
+from quantkit import grid, threads
 from quantkit.errors import MethodError, SourceError
 from quantkit.gguf import blocks, values
 from quantkit.gguf.general import general
@@ -95,7 +95,7 @@ def write(
     cores = os.cpu_count() or 1
     n_workers = GPU_WORKERS if device.type == "cuda" else min(MAX_CPU_WORKERS, cores)
     try:
-        with ThreadPoolExecutor(n_workers, "", torch.set_num_threads, (1,)) as pool:
+        with threads.workers(n_workers) as pool:
             try:
                 done, _ = wait([pool.submit(convert, t) for t in tensors], None, FIRST_EXCEPTION)
                 for future in done:

@@ -6,12 +6,12 @@ is bounded by the largest tensors in flight, not by the model's size.
 
 import os
 from collections.abc import Collection, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 
 import torch
 
-from quantkit import formats, grid, methods, numbers
+from quantkit import formats, grid, methods, numbers, threads
 from quantkit.errors import MethodError, SourceError
 from quantkit.export.folder import FolderWriter
 from quantkit.export.manifest import Layer
@@ -50,8 +50,7 @@ def quantize_tensors(
     wanted = [t for t in source.tensors.values() if t.name in names]
     wanted.sort(key=lambda t: (t.file, t.start))
     progress.start("quantize", sum(t.size_bytes for t in wanted))
-    # The workers are the parallelism: each computes on one core.
-    with ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with threads.workers(n_workers) as pool:
         futures: list[Future[None]] = [pool.submit(worker.process, t) for t in wanted]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
