@@ -13,6 +13,7 @@ from quantkit.advise.split import Split, stages
 from quantkit.advise.work import CHOSEN
 from quantkit.hardware.gpus import GPU
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
+from quantkit.storage import gib
 
 GIB = 1 << 30
 
@@ -202,8 +203,8 @@ def fits(
         )
     elif not problem and served < users:
         problem = (
-            f"there is room for {served} of {users} users, since each context takes "
-            f"{user / GIB:.2f} GiB of the {left / GIB:.1f} GiB left for the KV cache"
+            f"there is room for {served:,} of {users:,} users, since each context takes "
+            f"{gib(user)} of the {gib(left)} left for the KV cache"
         )
     return Fit(
         fits=not problem,

@@ -21,6 +21,8 @@ from quantkit.hardware.gpus import GPU
 
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 16)
 LEAST_CONTEXT = 256
+LEAST_RATE = 0.1
+"""Tokens per second and user below which offloading is no remedy."""
 COMPUTERS = (*BOARDS, "DGX Spark")
 """Complete computers, not GPUs to put into one."""
 
@@ -56,13 +58,12 @@ def _find(question: Question, gpu: GPU, found: Sequence[Candidate]) -> Iterator[
     short = [c for c in found if c.lacks == "quality" and c.quality is not None]
     if short:
         best = max(short, key=_kept)
-        what = "an FP8 KV cache" if best.format.has_fp8_cache else "a smaller format"
         # Rounded down, so that the option admits it.
         floor = int(_kept(best) * 1000) / 1000
         yield Remedy(
             f"--min-quality {floor:g}",
             best.format.name,
-            f"{what}: {best.format.name} fits and keeps {_kept(best):.3f} of the quality",
+            f"less quality: {best.format.name} fits and keeps {_kept(best):.3f} of it",
         )
     if slower := _slower(question, gpu):
         yield slower
@@ -163,6 +164,8 @@ def _partly(question: Question, gpu: GPU) -> Remedy | None:
         flag = f"--n-cpu-moe {found.n_cpu_moe}"
     memory = -(-(needed + offload.SPARE_BYTES) // 10**9)
     rate = first.speed.each if first.speed else None
+    if rate is not None and rate.high < LEAST_RATE:
+        return None
     speed = f", {rate.low:.2g}-{rate.high:.2g} tokens/s per user" if rate else ""
     return Remedy(
         f"--host-memory {memory}GB",

@@ -181,7 +181,7 @@ def star(objective: str) -> str:
 EMPTY = "Empty: it does not run or fit there, or keeps too little quality."
 """What an empty cell in a table of figures means."""
 
-NO_FP8_CACHE = "An FP8 KV cache has a row only where it is chosen."
+NO_FP8_CACHE = "An FP8 KV cache has a row where it is chosen, or fits and 16 bits do not."
 """Why a table that compares GPUs has fewer rows than one GPU's."""
 
 
@@ -250,7 +250,7 @@ def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) 
     if objective == "quality" or best is chosen:
         return text
     if kept_step(best) < kept_step(chosen):
-        return f"{text}; {best.format.name} is barely better and keeps less quality"
+        return f"{text}; {best.format.name} is only slightly better and keeps less quality"
     if best.format.engine != chosen.format.engine:
         better = f"{best.format.name} may be better ({figure(best, objective)})"
         return f"{text}; {better}, but needs {label(best.format.engine)}"

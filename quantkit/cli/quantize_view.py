@@ -50,6 +50,7 @@ def _show_choice(choice: "Choice", checkpoints: "list[Checkpoint]", as_json: boo
         console.say(more)
     if checkpoints:
         _show_made(checkpoints)
+        console.say("bits/weight counts every weight; those that cannot be quantised have 16 bits.")
 
 
 def _show_made(checkpoints: "list[Checkpoint]") -> None:

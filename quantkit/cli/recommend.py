@@ -107,7 +107,7 @@ def command(
     min_quality: Annotated[
         float | None,
         typer.Option(
-            min=0,
+            min=0.01,
             max=1,
             metavar="SHARE",
             help="Share of the source's accuracy to keep; default: 0.97.",

@@ -20,7 +20,7 @@ SHORT = {"draft model": "draft", "LoRA adapters": "LoRA"}
 LEGEND = """\
 Typical figures. GiB: weights{where}. room: users at this context.
 first: time to the first token. each: tokens/s of one user after it.
-all: tokens/s of all users, with that wait. quality: share kept; ~ is a prior."""
+all: tokens/s of all users, that wait included. quality: share kept; ~ is a prior."""
 LEGEND_WITHOUT_SPEED = """\
 GiB: weights{where}. room: users at this context. quality: share kept; ~ is a prior."""
 
@@ -60,7 +60,11 @@ def show_one(answers: "Answers") -> None:
     where = words.on(found.gpu, question.count)
     label = question.catalogue.shape.label
     if found.chosen is None:
-        typer.echo(console.lines_text(f"{label} on {where}: no format fits", _refusal(found)))
+        nothing = "no format fits"
+        if any(one.lacks == "quality" for one in found.candidates):
+            share = "all" if question.min_quality == 1 else f"{question.min_quality:g}"
+            nothing += f" and keeps {share} of the quality"
+        typer.echo(console.lines_text(f"{label} on {where}: {nothing}", _refusal(found)))
     else:
         heading = f"{label} on {where}: {found.chosen.format.name}"
         typer.echo(console.lines_text(heading, _answer(found, found.chosen, answers)))
@@ -292,11 +296,17 @@ def _side_by_side_tables(found: "Sequence[Recommendation]") -> None:
     names = list(dict.fromkeys(f.name for one in found for f in one.question.catalogue.formats))
     cells = {one.gpu.name: {c.format.name: _cell(c, one) for c in one.candidates} for one in served}
     chosen = {one.chosen.format.name for one in served if one.chosen is not None}
-    # An FP8 cache gets a row only if it is chosen somewhere.
+    # An FP8 cache gets a row only where it is chosen, or fits where 16 bits do not.
     served_somewhere = [
         name for name in names if any(column.get(name) for column in cells.values())
     ]
-    kept = [n for n in served_somewhere if n in chosen or not n.endswith("+kv-fp8")]
+
+    def matters(name: str) -> bool:
+        plain = name.removesuffix("+kv-fp8")
+        alone = any(c.get(name) and not c.get(plain) for c in cells.values())
+        return name == plain or name in chosen or alone
+
+    kept = [name for name in served_somewhere if matters(name)]
     columns = [
         [_short(one.gpu.name), *(cells[one.gpu.name].get(name, "") for name in kept)]
         for one in served

@@ -61,7 +61,7 @@ class Budget:
         if self.words:
             return self.words
         if self.bits is not None:
-            return f"{self.bits:g} bits per quantised weight"
+            return f"{self.bits:g} bit{'s' * (self.bits != 1)} per quantised weight"
         assert self.size_bytes is not None
         return gib(self.size_bytes)
 
@@ -161,8 +161,8 @@ def _chosen(table: Table, budget: Budget, target: Target) -> Choice:
     choice = Choice(table, budget, found, made)
     if made is None:
         choice.notes.append(
-            f"{budget.description} leave room for all of {table.model} in 16 bits: nothing to "
-            "quantise"
+            f"{budget.description} is room for all of {table.model} in 16 bits: there is nothing "
+            "to quantise"
         )
     return choice
 
@@ -182,8 +182,8 @@ def _too_small(table: Table, budget: Budget, target: Target, smallest: int) -> H
     size = target.file_bytes(made)
     listed = ", ".join(table.formats[:-1])
     return HardwareError(
-        f"{budget.description} are not enough for {table.model} in {listed}: the smallest that "
-        f"works is {bits:.3f} bits per quantised weight, {gib(size)} ({size} bytes) of files"
+        f"{budget.description} is too little for {table.model} in {listed}: the smallest that "
+        f"works is {bits:.3f} bits per quantised weight, {gib(size)} ({size:,} bytes) of files"
     )
 
 

@@ -19,7 +19,7 @@ from quantkit.model.source import ModelSource
 from quantkit.onepass import mark
 from quantkit.onepass.prepare import CalibrationChoice, Job, Run, prepare
 from quantkit.onepass.run import quantize as run_recipes
-from quantkit.storage import scratch_folder, write_text
+from quantkit.storage import refuse_existing, scratch_folder, write_text
 
 if TYPE_CHECKING:
     from quantkit.mixed.rounding import AnyCandidate
@@ -136,6 +136,7 @@ def quantize(
     if calibration is None:
         raise DataError(NO_DATA)
     name = wanted.budget.label
+    refuse_existing(out / name, run.force)  # before the pass, not after it
     aside = out / f".{name}.table"
     if wanted.table is not None:
         table = Table.read(wanted.table)
@@ -153,11 +154,11 @@ def quantize(
         with measuring as (table, job, _):
             calibration = replace(calibration, tokens=job.calibration)
     choice = choose(source, wanted, table)
-    for note in choice.notes:
-        run.progress.note(note)
-    if choice.recipe is None:
+    if choice.recipe is None:  # its notes are the answer
         shutil.rmtree(aside, ignore_errors=True)
         return MixedResult(choice)
+    for note in choice.notes:
+        run.progress.note(note)
     run.progress.note(summary(choice))
     beside = {
         recipe_file.FILE: recipe_file.text(choice.recipe, budgets.comments(choice)),

@@ -20,11 +20,16 @@ TITLE = "Where it breaks first"
 FEWEST = 3
 """Fewest compared scores; for two, the tables above are enough."""
 SIGMAS = 1.96
-HEADINGS = ("model", "breaks first", "then", "tokens until they differ", "same answers")
+HEADINGS = ("Model", "Breaks first", "Then")
+GENERATED = ("Tokens until they differ", "Same answers")
+"""Further headings where answers were generated."""
 CAPTION = (
     "The scores with the largest proven loss, as a share of the source's value: the lower end of "
-    "the 95% interval decides. The last two columns compare generated answers with the source's "
-    "own, with twice the standard error."
+    "the 95% interval decides."
+)
+OF_GENERATED = (
+    "The last two columns compare generated answers with the source's own, with twice the standard "
+    "error."
 )
 
 
@@ -89,11 +94,28 @@ def is_shown(report: Document) -> bool:
     )
 
 
+def has_generated(report: Document) -> bool:
+    """Whether answers were generated and compared."""
+    compared = (metrics.FIRST_DIFFERENCE, metrics.SAME_ANSWERS)
+    return any(_first(entry, metric) for entry in report.candidates for metric in compared)
+
+
+def headings(report: Document) -> tuple[str, ...]:
+    """What the columns of `rows` are."""
+    return HEADINGS + GENERATED if has_generated(report) else HEADINGS
+
+
+def caption(report: Document) -> str:
+    """What they mean."""
+    return f"{CAPTION} {OF_GENERATED}" if has_generated(report) else CAPTION
+
+
 def rows(report: Document) -> list[list[str]]:
-    """One row per candidate, under `HEADINGS`; empty where there are too few scores."""
+    """One row per candidate, under `headings`; empty where there are too few scores."""
     if not is_shown(report):
         return []
     found = []
+    n_columns = len(headings(report))
     for entry in report.candidates:
         first = [loss.words for loss in losses(report, entry)[:2]]
         first += [""] * (2 - len(first))
@@ -104,7 +126,7 @@ def rows(report: Document) -> list[list[str]]:
                 first[1],
                 _with_error(entry, metrics.FIRST_DIFFERENCE, 1, ""),
                 _with_error(entry, metrics.SAME_ANSWERS, 100, "%"),
-            ]
+            ][:n_columns]
         )
     return found
 
@@ -114,26 +136,19 @@ def parts(report: Document) -> list[str | Markup]:
     by_entry = rows(report)
     if not by_entry:
         return []
-    columns = [
-        Column("Model"),
-        Column("Breaks first"),
-        Column("Then"),
-        Column("Tokens until they differ", numeric=True),
-        Column("Same answers", numeric=True),
-    ]
+    columns = [Column(name, numeric=name in GENERATED) for name in headings(report)]
     shown: list[list[Cell | str | Markup]] = []
     for entry, row in zip(report.candidates, by_entry, strict=True):
         worst = losses(report, entry)
         first = Cell(row[1], worst[0].least, "bad") if worst else Cell(row[1], 0.0, "quiet")
         beside = [
             Cell(text, score.value) if (score := _first(entry, name)) else cells.unknown()
-            for name, text in (
-                (metrics.FIRST_DIFFERENCE, row[3]),
-                (metrics.SAME_ANSWERS, row[4]),
+            for name, text in zip(
+                (metrics.FIRST_DIFFERENCE, metrics.SAME_ANSWERS), row[3:], strict=False
             )
         ]
         shown.append([row[0], first, row[2], *beside])
-    return [CAPTION, table(TITLE, columns, shown, wide=True)]
+    return [caption(report), table(TITLE, columns, shown, wide=True)]
 
 
 def _first(entry: Entry, metric: str) -> Score | None:

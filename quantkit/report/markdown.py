@@ -81,17 +81,17 @@ def _verdicts(report: Report) -> list[str]:
 
 def _damage(report: Report) -> list[str]:
     """What each candidate certainly loses most of."""
-    rows = damage.rows(report.document)
+    rows, headings = damage.rows(report.document), damage.headings(report.document)
     if not rows:
         return []
     return [
         f"## {damage.TITLE}",
         "",
-        _line(list(damage.HEADINGS)),
-        _line(["---", "---", "---", "---:", "---:"]),
+        _line([name.lower() for name in headings]),
+        _line(["---:" if name in damage.GENERATED else "---" for name in headings]),
         *[_line([_safe(cell) for cell in row]) for row in rows],
         "",
-        damage.CAPTION,
+        damage.caption(report.document),
         "",
     ]
 

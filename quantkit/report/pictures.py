@@ -102,11 +102,11 @@ def groups(report: Document) -> list[str | Markup]:
     shown = values[:SHOWN]
     return [
         heatmap(
-            "Points lost or gained",
+            "Points lost",
             [entry.name for entry in report.candidates[:SHOWN]],
             [names[i] for i in kept],
-            [[line[i] for i in kept] for line in shown],
-            Axis("points against the source", digits=1),
+            [[_lost(line[i]) for i in kept] for line in shown],
+            Axis("points lost against the source; below 0: gained", digits=1),
         ),
         table(
             "Points against the source, with 95% intervals",
@@ -116,6 +116,11 @@ def groups(report: Document) -> list[str | Markup]:
             wide=len(kept) > 4,
         ),
     ]
+
+
+def _lost(change: float | None) -> float | None:
+    """A loss as a positive number, since dark means more."""
+    return None if change is None else -change
 
 
 def divergence(report: Document) -> list[str | Markup]:

@@ -208,7 +208,7 @@ def first_tokens() -> str:
     shares = list(next(iter(found.values())))
     rows = [
         [
-            "as others" if not share else f"1/{1 / share:g} of its sample",
+            "like any other token" if not share else f"1/{1 / share:g} of its sample",
             *(
                 f"{number(by[share])}" + (f" ({by[share] / by[0] - 1:+.1%})" if share else "")
                 for by in found.values()
@@ -217,7 +217,7 @@ def first_tokens() -> str:
         for share in shares
     ]
     text = paragraph(
-        f"KL of {run['model']} by what a first token counts; {run['samples']} samples of "
+        f"KL of {run['model']}, by the weight of the first token; {run['samples']} samples of "
         f"{run['calibration']}, {run['windows']} windows of {run['length']} tokens of held-out "
         f"text ({link('recorded', name)}, {label(run['device'])}); in parentheses, against the "
         "first row."

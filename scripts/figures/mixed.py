@@ -65,7 +65,7 @@ def mixed_choices() -> str:
         for bits, found in entry["choices"].items()
     ]
     head = ["KL", "chosen:", "best uniform:", "best of 20 random:", "their median:"]
-    return table([*head, "less than W4A16 in groups of 32:"], rows)
+    return table([*head, "reduction against W4A16 in groups of 32:"], rows)
 
 
 @region
@@ -77,7 +77,7 @@ def mixed_solver() -> str:
         gap = max(one["gap"] for one in solver["budgets"].values())
         what = f"{solver['n_units']:,} units, {solver['n_formats']} formats, {where}"
         rows.append([what, seconds(slowest), f"{gap:.4%}"])
-    return table(["", "slowest of three budgets:", "gap that is proven:"], rows)
+    return table(["", "slowest of three budgets:", "proven gap:"], rows)
 
 
 @region

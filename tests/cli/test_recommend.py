@@ -214,7 +214,7 @@ def test_a_report_replaces_published_figures(run_cli, config):
         (["8B", "--memory", "24GB", "--bandwidth", "1TB"], 2, "not a bandwidth"),
         (["8B", "--memory", "24GB", "--bandwidth", "1TB/s", "--capability", "x"], 2, "capability"),
         (["8B", "--gpu", "L4", "--objective", "speed"], 2, "is not latency, throughput"),
-        (["8B", "--gpu", "L4", "--min-quality", "98"], 2, "is not in 0 to 1"),
+        (["8B", "--gpu", "L4", "--min-quality", "98"], 2, "is not in 0.01 to 1"),
         (
             ["8B", "--gpu", "L4", "--context", "200000"],
             3,

@@ -11,10 +11,10 @@ from tiny import READABLE, save_llama
 
 import quantkit
 from quantkit import grid
-from quantkit.errors import DataError, HardwareError
+from quantkit.errors import DataError, HardwareError, StorageError
 from quantkit.export import format_map
 from quantkit.export.card_markup import plain
-from quantkit.mixed import candidates, rounding
+from quantkit.mixed import candidates, rounding, run
 from quantkit.mixed.budget import Budget, one_percent_more
 from quantkit.mixed.run import MixedOptions, choose, write_table
 from quantkit.mixed.table import Table
@@ -272,7 +272,7 @@ def test_the_command_line_shows_and_refuses(made, tmp_path, run_cli):
     assert "16 bits" in fit.stdout
     asked = ["recommend", source.folder, "--gpu", "RTX4090", "--sensitivity", table]
     advised = run_cli([*asked, "--context", "128"])
-    assert "leave room for all" in advised.stdout
+    assert "is room for all" in advised.stdout
     other = tmp_path / "other"
     shutil.copytree(table, other)
     data = json.loads((other / "sensitivity.json").read_text()) | {"source": "0" * 64}
@@ -371,3 +371,11 @@ def test_gptq_leaves_the_error_that_was_predicted(common):
     errors = [float(((d @ gram) * d).sum()) for d in (left, expected, change)]
     assert errors[1] == pytest.approx(errors[0], rel=0.2)
     assert (errors[1] < 0.5 * errors[2]) == (common > 0)
+
+
+def test_a_finished_folder_is_refused_before_the_pass(made, text, tmp_path, monkeypatch):
+    (tmp_path / "mixed-5bits").mkdir()
+    monkeypatch.setattr(run, "_measured", lambda *_: pytest.fail("a pass was begun"))
+    wanted = MixedOptions(Budget(bits=5))
+    with pytest.raises(StorageError, match="exists already"):
+        run.quantize(made[0], wanted, tmp_path, "cpu", text, Run())
