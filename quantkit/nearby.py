@@ -24,6 +24,7 @@ def within(folder: Path, marker: str) -> str:
 
 def _names(parent: Path, files: bool = False) -> list[str]:
     try:
-        return sorted(path.name for path in parent.iterdir() if files or path.is_dir())
+        visible = (path for path in parent.iterdir() if not path.name.startswith("."))
+        return sorted(path.name for path in visible if files or path.is_dir())
     except OSError:  # neither can be read: there is nothing to offer
         return []

@@ -7,7 +7,7 @@ top of the repository. No other code knows about the two places.
 from contextlib import suppress
 from pathlib import Path
 
-from quantkit.errors import RecipeError, UnknownName
+from quantkit.errors import RecipeError, UnknownName, UsageError
 from quantkit.nearby import similar
 
 PACKAGE = Path(__file__).parent
@@ -56,7 +56,7 @@ def find(kind: str, name: str) -> Path:
         raise RecipeError(f"there is no recipe '{name}': {reason}")
     if kind == "recipes" and "," in name:
         several = " ".join(f"-r {one.strip()}" for one in name.split(",") if one.strip())
-        raise RecipeError(f"'{name}' is not one recipe; give each its own -r: {several}")
+        raise UsageError(f"'{name}' is not one recipe; give each its own -r: {several}")
     label = "calibration set" if kind == "calibration" else kind.rstrip("s")
     if own:
         hint = f"There is no file or folder of that name{similar(path, files=True) or '.'}"

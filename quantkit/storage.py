@@ -238,14 +238,15 @@ def refuse_existing(target: Path, force: bool, marker: str = MANIFEST) -> None:
     """Stop if the output exists; never replace what quantkit did not make."""
     if not target.exists():
         return
-    if not force:
-        raise StorageError(f"{target} exists already; use --force to replace it")
     if not (target / marker).is_file():
         known = {MANIFEST: "checkpoint", DEQUANTIZED: "model folder"}
         what = known.get(marker, "calibration set")
         raise StorageError(
-            f"{target} is not a {what} made by quantkit, so --force does not replace it"
+            f"{target} exists already and is not a {what} made by quantkit, so that not even "
+            "--force replaces it; choose another --out"
         )
+    if not force:
+        raise StorageError(f"{target} exists already; use --force to replace it, or another --out")
 
 
 def sync_folder(folder: Path) -> None:

@@ -108,7 +108,9 @@ Sensitivity = Annotated[
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Output folder.")]
 Calibration = Annotated[
     str | None,
-    typer.Option(metavar="SET", help="A calibration set's name or file, or a text file."),
+    typer.Option(
+        metavar="SET", help="A calibration set's name, folder or file, or a file of text or chats."
+    ),
 ]
 Samples = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Calibration samples; default: the set's.")
@@ -173,7 +175,7 @@ Tasks = Annotated[
     typer.Option(
         metavar="A,B",
         help="lm-eval tasks, folders with your own tasks, or a suite such as damage; default: "
-        "wikitext,mmlu.",
+        "wikitext,mmlu, and damage-quick for `demo`.",
     ),
 ]
 Limit = Annotated[

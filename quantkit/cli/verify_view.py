@@ -75,7 +75,7 @@ def end(results: "Sequence[Verification]", as_json: bool) -> None:
     """JSON for programs or a verdict for people, and the exit code."""
     if as_json:
         _print_json(results)
-    problems = [(_faulty(result), True) for result in results if not result.ok]
+    problems = [(_faulty(result, as_json), True) for result in results if not result.ok]
     _end(problems, None if as_json else len(results))
 
 
@@ -83,7 +83,7 @@ def end_proofs(proofs: "Sequence[Proof]", as_json: bool) -> None:
     """The same for results of an engine."""
     if as_json:
         _print_json(proofs)
-    problems = [found for proof in proofs for found in _problems(proof)]
+    problems = [found for proof in proofs for found in _problems(proof, as_json)]
     _end(problems, None if as_json else len(proofs))
 
 
@@ -97,6 +97,8 @@ def _show_checks(result: "Verification") -> None:
         console.say(f"ok        {check}", hang=10)
     for words in result.left_out:
         console.say(f"left out  {words}", hang=10)
+    for fault in result.faults:
+        console.say(f"wrong     {fault}", hang=10)
     if result.worst:
         what = "largest rounding errors, relative to the norm of the weights:"
         console.say(f"          {what}", hang=0)
@@ -126,10 +128,10 @@ def _line(text: str) -> str:
     return repr(short if len(short) <= 48 else f"{short[:47]}…")
 
 
-def _problems(proof: "Proof") -> list[tuple[str, bool]]:
+def _problems(proof: "Proof", as_json: bool) -> list[tuple[str, bool]]:
     """Problems that keep a checkpoint from passing, and whether each is its own fault."""
     if not proof.checks.ok:
-        return [(_faulty(proof.checks), True)]
+        return [(_faulty(proof.checks, as_json), True)]
     if proof.problem is not None:
         return [(f"{proof.folder} was not checked in vLLM: {proof.problem}", False)]
     found = proof.verified
@@ -138,10 +140,13 @@ def _problems(proof: "Proof") -> list[tuple[str, bool]]:
     return [(f"{proof.folder} {found.sentence}", not found.undecided)]
 
 
-def _faulty(result: "Verification") -> str:
+def _faulty(result: "Verification", in_full: bool) -> str:
+    """One sentence; with the faults themselves where the checks were not shown."""
     n = len(result.faults)
-    faults = "\n".join(f"  {fault}" for fault in result.faults)
-    return f"{result.path} has {n} fault{'s' * (n > 1)}:\n{faults}"
+    words = f"{result.path} has {n} fault{'s' * (n > 1)}"
+    if not in_full:
+        return words
+    return f"{words}:\n" + "\n".join(f"  {fault}" for fault in result.faults)
 
 
 def _end(problems: list[tuple[str, bool]], n_shown: int | None) -> None:

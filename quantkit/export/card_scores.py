@@ -46,7 +46,11 @@ def _run(run: Scored) -> str:
         for figure in run.figures
         if figure.verdict
     ]
-    paired = ["Against the source, answer by answer:\n\n" + "\n".join(verdicts)] if verdicts else []
+    paired = (
+        ["Against the source, document by document and answer by answer:\n\n" + "\n".join(verdicts)]
+        if verdicts
+        else []
+    )
     return "\n\n".join([figures, plain(how), *paired])
 
 

@@ -116,7 +116,9 @@ def _wrong_limits(figure: Figure, limit: Limit) -> list[str]:
 def _unknown(document: Document, asked: str) -> str:
     """Near matches, or a readable list of what there is."""
     names = {plain(name) for name in known_names(document)}
+    if (named := f"{plain(asked)}/{metrics.PERPLEXITY}") in names:
+        return f"{plain(asked)} is a text, not a metric: write {named}, or perplexity for all texts"
     if len(names) > MOST_NAMES and not difflib.get_close_matches(asked, names, cutoff=0.5):
         short = {metrics.PERPLEXITY, ACCURACY, *metrics.distances(), *SIZES}
-        names = (short & names) | set(map(plain, document.baseline.settings.tasks))
+        names &= short | set(map(plain, document.baseline.settings.tasks))
     return str(UnknownName("metric", plain(asked), names))

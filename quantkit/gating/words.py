@@ -11,7 +11,7 @@ from quantkit.scoring.verdict import percent_interval, points_interval
 DECIMALS = {"max_increase_pct": 2, SIZE: 1, "bits_per_weight": 2, CALIBRATION: 4, OUTLIER: 4}
 """Of changes in percent, and of figures that are not scores; scores have their metric's."""
 MOST_DECIMALS = 15
-TO_SETTLE = "To settle it, score more: without --limit, or with a larger task."
+TO_SETTLE = "To settle it, score more: without any --limit, or with another task."
 HUGE = 1e6  # digits of a broken model's figures mean nothing
 AGAINST = {"source": "the source", "earlier": "the earlier report"}
 MEANING = {

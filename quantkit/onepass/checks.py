@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantkit import resources
-from quantkit.errors import DataError, RecipeError
+from quantkit.errors import DataError, RecipeError, UsageError
 from quantkit.model.source import ModelSource
 from quantkit.onepass.mark import refuse_others
 from quantkit.recipe import AnyRecipe, GGUFRecipe
@@ -35,9 +35,11 @@ def check_learning(
     files = [recipe for recipe in recipes if isinstance(recipe, GGUFRecipe)]
     learning = [recipe for recipe in recipes if recipe.needs_calibration]
     if learning and not calibrated:
+        # own-traffic is a template: it needs a file of one's own.
+        shipped = [name for name in resources.names("calibration") if name != "own-traffic"]
         raise DataError(
             f"recipe {learning[0].name} needs calibration data: give --calibration, a set's name "
-            f"({', '.join(resources.names('calibration'))}) or a text file"
+            f"({', '.join(shipped)}) or a file of text or chats"
         )
     if imatrix is not None and not files:
         raise RecipeError("--imatrix is for GGUF recipes, and none was given")
@@ -52,7 +54,7 @@ def refuse_twice(recipes: Sequence[AnyRecipe]) -> None:
     """Refuse two recipes with one name: they would share a folder."""
     names = [recipe.name for recipe in recipes]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise RecipeError(f"recipe {min(twice)} is given twice")
+        raise UsageError(f"recipe {min(twice)} is given twice; give it once")
 
 
 def require_least_space(source: ModelSource, recipes: Sequence[AnyRecipe], out: Path) -> None:

@@ -61,7 +61,7 @@ def _refusal(manifest: Manifest | Foreign, given: Sequence[Entry | Scorecard]) -
     own = manifest.recipe.name if isinstance(manifest, Manifest) else manifest.declared.words
     near = [e for e in given if e.recipe == own] or [e for e in given if e.recipe]
     names = [f"{e.name} (digest {e.digest[:12]}, {e.created[:10]})" for e in (near or given)[:3]]
-    more = f"; near: {', '.join(names)}" if names else ""
+    more = f"; scored were {', '.join(names)}" if names else ""
     return (
         f"no score of this checkpoint, {manifest.name} with digest {manifest.digest[:12]}, among "
         f"the {len(given)} given{more}; score the folder as it is now"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from quantkit import metrics
 from quantkit.scoring.bounds import documents_of
 from quantkit.scoring.scorecard import Score
+from quantkit.scoring.verdict import FEWEST_DOCUMENTS
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,10 @@ class Floor:
     questions: int = 0
 
 
-FLOOR = Floor(documents=20, tokens=5_000, positions=2_000, questions=200)
+FLOOR = Floor(documents=FEWEST_DOCUMENTS, tokens=5_000, positions=2_000, questions=200)
 """For a recommendation, and in the policies that ship. Intervals treat documents as a sample of
-what a model will read; a handful is not a sample. Twenty is where the intervals of a perplexity
-were found to hold (docs/design.md); some 200 questions rule out a drop of 2 points where not one
-answer changes, and fewer never do.
+what a model will read; a handful is not a sample. Some 200 questions rule out a drop of 2 points
+where not one answer changes, and fewer never do.
 """
 
 

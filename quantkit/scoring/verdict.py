@@ -24,6 +24,8 @@ class _Scale:
 
 POINTS = _Scale(worse=-1, unit=" points", end_unit="", decimals=1, noun="questions", useful=5.0)
 PERCENT = _Scale(worse=1, unit="%", end_unit="%", decimals=2, noun="documents", useful=2.0)
+FEWEST_DOCUMENTS = 20
+"""Where intervals of a perplexity were found to hold (docs/design.md)."""
 MOST_DECIMALS = 6
 BROKEN = 100  # a ratio of perplexities beyond which digits mean nothing
 
@@ -49,6 +51,10 @@ def verdict(change: AccuracyChange | PerplexityChange, adjusted_p: float | None 
         amount = _amount(PERCENT, shift, PERCENT.decimals)
         return f"{amount}: too few documents ({change.n_documents}) to tell"
     low, high = 100 * (change.low - 1), 100 * (change.high - 1)
+    if change.n_documents < FEWEST_DOCUMENTS:
+        amount = _amount(PERCENT, shift, _decimals(PERCENT, low, high))
+        few = f"too few documents ({change.n_documents}) to tell"
+        return f"{amount}, 95% interval {_interval(PERCENT, low, high)}: {few}"
     return _sentence(PERCENT, change.n_documents, shift, (low, high), p < ALPHA, chance)
 
 

@@ -29,7 +29,7 @@ def serving_verify() -> str:
     """One checkpoint in vLLM; the checks of its files come first and are left out."""
     told = result("vllm-formats-h200")["models"][SHOWN]
     found = Verified(**{name: told[name] for name in Verified.model_fields if name in told})
-    checks = SimpleNamespace(passed=["files"], left_out=[], worst=[])
+    checks = SimpleNamespace(passed=["files"], left_out=[], faults=[], worst=[])
     proof = SimpleNamespace(folder=Path("out") / SHOWN, checks=checks, verified=found)
     first, *lines = printed(verify_view.View(False, False, False).show_proof, proof)
     command = f"$ quantkit verify out/{SHOWN} --backend vllm {PYTHON}"

@@ -17,10 +17,10 @@ def out(tmp_path: Path) -> Path:
 def refused(run_cli: Callable[..., Any], out: Path) -> Callable[..., str]:
     """Quantise what cannot be: one message on stderr, which is returned, and nothing on disk."""
 
-    def run(model: Path | str, *more: str, recipe: str = "rtn-w4a16") -> str:
+    def run(model: Path | str, *more: str, recipe: str = "rtn-w4a16", code: int = 3) -> str:
         before = sorted(out.parent.iterdir())
         result = run_cli(["quantize", model, "-r", recipe, "-o", out, "--quiet", *more])
-        assert result.code == 3
+        assert result.code == code
         assert result.stdout == ""
         assert result.stderr.startswith("quantkit: ")
         assert result.stderr.count("quantkit: ") == 1

@@ -56,13 +56,13 @@ def test_recipe_is_read_before_the_model(refused, tmp_path):
 
 
 def test_recipe_asked_for_twice(refused, tiny_model):
-    message = refused(tiny_model(), "-r", "rtn-w4a16")
-    assert message == "recipe rtn-w4a16 is given twice"
+    message = refused(tiny_model(), "-r", "rtn-w4a16", code=2)
+    assert "rtn-w4a16 is given twice" in message
 
 
 def test_two_files_of_one_name(refused, tiny_model, own_recipe):
     file = own_recipe(RECIPE, "rtn-w4a16.yaml")
-    assert refused(tiny_model(), "-r", file) == "recipe rtn-w4a16 is given twice"
+    assert "rtn-w4a16 is given twice" in refused(tiny_model(), "-r", file, code=2)
 
 
 def test_targets_that_match_nothing(refused, tiny_model, own_recipe):
@@ -160,7 +160,8 @@ def test_force_never_replaces_what_is_not_ours(run_cli, tiny_model, out):
     (folder / "thesis.tex").touch()
     result = run_cli(["quantize", tiny_model(), "-r", "rtn-w4a16", "-o", out, "--force", "-q"])
     assert result.code == 3
-    assert f"{folder} is not a checkpoint made by quantkit" in result.stderr
+    assert str(folder) in result.stderr
+    assert "is not a checkpoint made by quantkit" in result.stderr
     assert snapshot(folder) == {"thesis.tex": b""}
 
 

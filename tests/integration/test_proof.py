@@ -220,7 +220,7 @@ def test_what_an_engine_would_load_in_silence_never_reaches_it(
     monkeypatch.setattr(Vllm, "ask", lambda self, job: pytest.fail("an engine was started"))
     result = run_cli(["verify", folder, "--backend", "vllm", "--python", python, "-q"])
     assert result.code == 1
-    assert "model.layers.0" in result.stderr
+    assert "model.layers.0" in result.stdout
     assert not (folder / verified.FILE).exists()
 
 
@@ -238,7 +238,7 @@ def test_swapped_shards_never_reach_the_engine(tiny_model, tmp_path, python, run
     monkeypatch.setattr(Vllm, "ask", lambda self, job: pytest.fail("an engine was started"))
     result = run_cli(["verify", made.folder, "--backend", "vllm", "--python", python, "-q"])
     assert result.code == 1
-    assert one.name in result.stderr
+    assert one.name in result.stdout
 
 
 def test_levels_go_only_as_far_as_asked(folder, python, monkeypatch):

@@ -124,7 +124,7 @@ DAMAGE = [
 def test_damage_is_named_and_exits_with_1(library, tmp_path, damage, words, run_cli):
     result = run_cli(["verify", damage(library["W4A16"], tmp_path / "broken")])
     assert result.code == 1
-    assert words in " ".join(result.stderr.split())
+    assert words in " ".join(result.stdout.split())
     assert result.stdout.splitlines()[-1] == "verdict: wrong"
 
 

@@ -395,7 +395,7 @@ def test_a_name_with_brackets_is_a_file_before_it_is_a_pattern(put):
 
 
 def test_find_says_what_it_did_not_find(put, tmp_path):
-    with pytest.raises(DataError, match="there is no file, folder or pattern"):
+    with pytest.raises(DataError, match="no file or folder matches"):
         find(tmp_path / "none*")
     put("only/picture.png", "x")
     for path in (tmp_path / "only", tmp_path / "on*", tmp_path / "only/picture.png"):

@@ -385,7 +385,9 @@ def test_scores_are_taken_by_digest_and_put_beside_the_source():
 def test_scores_of_other_files_are_refused():
     manifest = manifest_of()
     stale = [scorecard("gptq-w4a16", "gptq-w4a16", "a" * 64, 21.0)]
-    with pytest.raises(ScoreError, match=r"no score of this checkpoint.*near: gptq-w4a16 \(digest"):
+    with pytest.raises(
+        ScoreError, match=r"no score of this checkpoint.*scored were gptq-w4a16 \(digest"
+    ):
         report_card.scored(manifest, stale, None)
     source = scorecard("m", None, "f" * 64, 20.0)
     with pytest.raises(ScoreError, match="no score of this checkpoint"):

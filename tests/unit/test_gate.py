@@ -401,6 +401,8 @@ def test_what_nobody_has_is_an_error_with_near_matches(good):
     assert "unknown metric 'perplexty'. Did you mean perplexity" in message
     assert "unknown metric 'quizz'. Did you mean quiz" in message
     assert "unknown metric 'zzz'. Choose from: acc, accuracy, bits_per_weight" in message
+    with pytest.raises(PolicyError, match="write wiki/perplexity"):
+        judge(good, rules(wiki={"max_increase_pct": 2}))
 
 
 def test_a_pattern_that_matches_nothing(good):

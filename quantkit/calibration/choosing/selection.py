@@ -124,7 +124,7 @@ def require_enough(candidates: Candidates, shape: Shape, names: list[str], what:
                 continue
             have = f"{tokens:,} tokens in {int(mine.sum()):,} pieces"
             need = f"{quota * shape.length:,} for {quota} samples of {shape.length:,}"
-            n_fitting = tokens // shape.length
+            n_fitting = _n_filled(candidates, s, shape)
         else:
             if int(mine.sum()) >= quota:
                 continue
@@ -140,6 +140,26 @@ def require_enough(candidates: Candidates, shape: Shape, names: list[str], what:
         )
 
 
+def _n_filled(candidates: Candidates, s: int, shape: Shape) -> int:
+    """How many samples the pieces of a source fill: fewer than their tokens, since the last piece
+    of a sample is cut.
+    """
+    pieces = np.flatnonzero(candidates.source == s)
+    order = np.random.default_rng(candidates.seed).permutation(pieces).tolist()
+    n = int(candidates.lengths[pieces].sum()) // shape.length
+    while n > 0:
+        made = shape.samples(order, [], candidates, n)
+        full = len(_full(made, shape))
+        if full >= n:
+            break
+        n = full
+    return n
+
+
+def _full(samples: Sequence[Sample], shape: Shape) -> list[Sample]:
+    return [s for s in samples if sum(part.n_tokens for part in s) == shape.length]
+
+
 def require_full(
     candidates: Candidates,
     shape: Shape,
@@ -150,18 +170,18 @@ def require_full(
     """Refuse an incomplete set, if too many ends of pieces were lost."""
     if not shape.packs:
         return
-    full = [s for s in samples if sum(part.n_tokens for part in s) == shape.length]
-    filled = np.bincount(
-        [candidates.source[sample[0].piece] for sample in full], minlength=len(names)
-    )
+    found = [candidates.source[sample[0].piece] for sample in _full(samples, shape)]
+    filled = np.bincount(found, minlength=len(names))
     for s, quota in enumerate(_quotas(shape.shares(candidates), shape.n_samples)):
         if filled[s] < quota:
             mine = candidates.lengths[candidates.source == s]
+            alone = len(names) == 1
+            fewer = f"--samples {filled[s]}" if alone and filled[s] else "--samples"
             raise DataError(
                 f"{names[s]} has {mine.sum():,} tokens in {len(mine):,} pieces, enough for "
                 f"{filled[s]} of its {quota} samples of {shape.length:,}, since the last piece of "
-                f"a sample is cut ({what[s]}); add rows, lower its weight, or ask for fewer or "
-                "shorter samples (--samples, --length)"
+                f"a sample is cut ({what[s]}); add rows, {'' if alone else 'lower its weight, '}or "
+                f"ask for fewer or shorter samples ({fewer}, --length)"
             )
 
 

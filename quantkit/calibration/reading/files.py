@@ -74,7 +74,7 @@ def find(path: Path | str) -> list[Path]:
         matched = _matching(path)
         if not matched:
             hint = similar(path, files=True)
-            raise DataError(f"there is no file, folder or pattern {path}{hint}")
+            raise DataError(f"no file or folder matches {path}{hint}")
         found = []
         for match in matched:
             found += _of_folder(match) if match.is_dir() else [match]
