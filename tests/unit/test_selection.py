@@ -323,3 +323,14 @@ def test_the_pool_itself_is_at_no_distance_from_itself():
         },
         abs=1e-7,
     )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_number_of_samples_that_a_refusal_names_can_be_filled(seed):
+    few = pool(seed, n=60, shares=(1.0,), mean=90)
+    with pytest.raises(DataError) as caught:
+        selection.require_enough(few, Shape(500, 128, True), ["log"], ["60 rows"])
+    n = int(re.search(r"--samples (\d+)", str(caught.value))[1])
+    shape = Shape(n, 128, True)
+    selection.require_enough(few, shape, ["log"], ["60 rows"])
+    selection.require_full(few, shape, selection.cover(few, shape).samples, ["log"], ["60 rows"])

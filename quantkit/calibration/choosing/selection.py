@@ -9,7 +9,7 @@ divergence).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -124,7 +124,9 @@ def require_enough(candidates: Candidates, shape: Shape, names: list[str], what:
                 continue
             have = f"{tokens:,} tokens in {int(mine.sum()):,} pieces"
             need = f"{quota * shape.length:,} for {quota} samples of {shape.length:,}"
-            n_fitting = _n_filled(candidates, s, shape)
+            n_fitting = tokens // shape.length
+            if len(names) == 1:
+                n_fitting = _n_filled(candidates, shape, n_fitting)
         else:
             if int(mine.sum()) >= quota:
                 continue
@@ -140,16 +142,12 @@ def require_enough(candidates: Candidates, shape: Shape, names: list[str], what:
         )
 
 
-def _n_filled(candidates: Candidates, s: int, shape: Shape) -> int:
-    """How many samples the pieces of a source fill: fewer than their tokens, since the last piece
-    of a sample is cut.
+def _n_filled(candidates: Candidates, shape: Shape, n: int) -> int:
+    """How many samples of one source can be filled, of `n` by tokens alone: the last piece of a
+    sample is cut, and how many tokens that loses depends on which pieces are chosen.
     """
-    pieces = np.flatnonzero(candidates.source == s)
-    order = np.random.default_rng(candidates.seed).permutation(pieces).tolist()
-    n = int(candidates.lengths[pieces].sum()) // shape.length
     while n > 0:
-        made = shape.samples(order, [], candidates, n)
-        full = len(_full(made, shape))
+        full = len(_full(cover(candidates, replace(shape, n_samples=n)).samples, shape))
         if full >= n:
             break
         n = full
