@@ -235,7 +235,7 @@ def _count(n: int, of: int = 0) -> Cell:
 def _redacted(manifest: Manifest) -> list[str | Markup]:
     counts = sorted(manifest.redacted.items())
     if not counts:
-        return ["Not searched: the set was built without `redact`."]
+        return ["Not searched: the set was built without --redact."]
     total = sum(n for _, n in counts)
     named = [LABELS.get(kind, kind) for kind, _ in counts]
     if not total:

@@ -200,7 +200,9 @@ class Quantization:
         self.data.check()
         validation.output(self.out)
         model = self._model()
-        data = self.data.or_default(self.model, notify) if self.ours_by_default else self.data
+        data = self.data
+        if self.ours_by_default and not self.dry_run:
+            data = data.or_default(self.model, notify)
 
         def work(progress: "Progress") -> Quantized:
             from quantkit.mixed.run import MixedOptions, choose, quantize

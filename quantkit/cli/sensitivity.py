@@ -68,12 +68,12 @@ def command(
         force,
     )
     table = start.run(call, quiet, verbose)
-    _show(table, out, json)
+    _show(table, model, out, json)
     if not json:
         mixed_view.show_curve(table)
 
 
-def _show(table: "Table", out: Path, as_json: bool) -> None:
+def _show(table: "Table", model: str, out: Path, as_json: bool) -> None:
     from quantkit.cli import console
 
     if as_json:
@@ -83,5 +83,5 @@ def _show(table: "Table", out: Path, as_json: bool) -> None:
         f"{len(table.units)} units (layers that share a format) in {len(table.formats)} formats"
     )
     console.say(f"measured {measured}; see {out}/sensitivity.html")
-    command = f"`quantkit quantize MODEL --bits N --sensitivity {out}`"
+    command = f"`quantkit quantize {model} --bits N --sensitivity {out}`"
     console.say(f"{command} chooses formats by this table")

@@ -190,7 +190,7 @@ def _refuse_unsupported(recipe: AnyRecipe | None, demand: Demand, engine: Engine
         elif how == "no":
             raise HardwareError(
                 f"{gpu.name} does not run {name} in {label(engine)}: {reason}; "
-                "`quantkit gpus NAME` shows what it runs"
+                f"`quantkit gpus '{gpu.name}'` shows what it runs"
             )
         elif how == "emulated":
             notes.append(f"{name} is emulated on {gpu.name}: {reason}")

@@ -1,6 +1,7 @@
 """What ideas for few bits are worth (benchmarks/best_bits.py)."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from figures.regions import RESULTS, link, number, paragraph, region, result, table
@@ -199,28 +200,46 @@ def _frontier(name: str, more: str = "") -> str:
 @region
 def first_tokens() -> str:
     """KL by what a first token counts (benchmarks/best_bits.py)."""
-    name = "best_bits-first-cpu"
+    return _by_constant(
+        "best_bits-first-cpu",
+        "by the weight of the first token",
+        lambda share: f"1/{1 / share:g} of its sample" if share else "like any other token",
+    )
+
+
+@region
+def momentum() -> str:
+    """KL by the momentum of gradient steps (benchmarks/best_bits.py)."""
+    name = "best_bits-momentum-cpu"
+    (steps,) = {row["options"]["tune"] for row in result(name)["rows"].values()}
+    return _by_constant(
+        name,
+        f"by the momentum of {steps} gradient steps per block",
+        lambda share: f"{share:g}" if share else "none",
+    )
+
+
+def _by_constant(name: str, words: str, show: Callable[[float], str]) -> str:
+    """KL by the values of one constant, against the first of them."""
     run = result(name)
     found: dict[str, dict[float, float]] = {}
     for row in run["rows"].values():
-        (share,) = row["set"].values()
-        found.setdefault(row["recipe"], {})[share] = row["kl_mean"]
-    shares = list(next(iter(found.values())))
-    rows = [
+        (value,) = row["set"].values()
+        found.setdefault(row["recipe"], {})[value] = row["kl_mean"]
+    first, *others = next(iter(found.values()))
+    rows = [[show(first), *(number(by[first]) for by in found.values())]]
+    rows += [
         [
-            "like any other token" if not share else f"1/{1 / share:g} of its sample",
-            *(
-                f"{number(by[share])}" + (f" ({by[share] / by[0] - 1:+.1%})" if share else "")
-                for by in found.values()
-            ),
+            show(value),
+            *(f"{number(by[value])} ({by[value] / by[first] - 1:+.1%})" for by in found.values()),
         ]
-        for share in shares
+        for value in others
     ]
     text = paragraph(
-        f"KL of {run['model']}, by the weight of the first token; {run['samples']} samples of "
-        f"{run['calibration']}, {run['windows']} windows of {run['length']} tokens of held-out "
-        f"text ({link('recorded', name)}, {label(run['device'])}); in parentheses, against the "
-        "first row."
+        f"KL of {run['model']}, {words}; {run['samples']} samples of {run['calibration']}, "
+        f"{run['windows']} windows of {run['length']} tokens of held-out text "
+        f"({link('recorded', name)}, {label(run['device'])}); in parentheses, against the first "
+        "row."
     )
     return f"{text}\n\n" + table(["", *(f"`{recipe}`:" for recipe in found)], rows)
 

@@ -156,7 +156,7 @@ def test_calibration_must_be_given(tmp_path, capsys):
     [
         (CalibrationChoice("python-docs", 8, 5000), "longer than the model's context of 1,024"),
         (CalibrationChoice("python-docs", 10**6, 128), "128,000,000 for 1000000 samples"),
-        (CalibrationChoice("missing.txt"), "there is no file, folder or pattern missing.txt"),
+        (CalibrationChoice("missing.txt"), "no file or folder matches missing.txt"),
     ],
     ids=["too long", "too many", "no file"],
 )
