@@ -235,8 +235,9 @@ def _by_constant(name: str, words: str, show: Callable[[float], str]) -> str:
         ]
         for value in others
     ]
+    samples = f"{run['samples']} samples of " if run["samples"] else ""  # else as many as it has
     text = paragraph(
-        f"KL of {run['model']}, {words}; {run['samples']} samples of {run['calibration']}, "
+        f"KL of {run['model']}, {words}; calibrated on {samples}{run['calibration']}, "
         f"{run['windows']} windows of {run['length']} tokens of held-out text "
         f"({link('recorded', name)}, {label(run['device'])}); in parentheses, against the first "
         "row."
