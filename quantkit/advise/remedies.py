@@ -22,7 +22,7 @@ from quantkit.hardware.gpus import GPU
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 16)
 LEAST_CONTEXT = 256
 LEAST_RATE = 0.1
-"""Tokens per second and user below which offloading is no remedy."""
+"""Tokens per second per user; offloading that is slower helps nobody."""
 COMPUTERS = (*BOARDS, "DGX Spark")
 """Complete computers, not GPUs to put into one."""
 
