@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE := 1
 # Set in many containers; without compiled files every program that a test starts compiles the package.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: browser demo test test-all lint fix types docs site bench faults clean
+.PHONY: browser demo test tests test-all lint fix types docs site bench faults clean
 
 # uv where there is one, else pip; what uv cannot get (it reads no pip.conf), pip tries again.
 define install
@@ -24,8 +24,12 @@ demo: $(VENV)/.installed
 	@echo "the demo quantises a small model ten ways, scores and compares: minutes on two cores"
 	$(BIN)/quantkit demo
 
+# The types are checked beside the tests, which leave part of two cores idle.
+test: lint browser
+	$(MAKE) --no-print-directory --jobs 2 types tests
+
 # Three workers keep two cores busy: tests often wait for programs that they start.
-test: lint types browser
+tests: $(VENV)/.developed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist loadscope --no-loadscope-reorder
 
 # Pages are tested in a real browser where there is one, or where it may be installed.
