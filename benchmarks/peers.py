@@ -53,8 +53,8 @@ class Call:
         return ids[: self.n_samples]
 
 
-def quantkit(*recipes: str, **options: Any) -> Callable[[Call], None]:
-    """Our own recipes, one or several from one pass, with other options if any are given."""
+def quantkit(*recipes: str, tuned: bool = False) -> Callable[[Call], None]:
+    """Our own recipes, one or several from one pass; `tuned` as by `--tune`."""
 
     def run(call: Call) -> None:
         from quantkit.model.source import ModelSource
@@ -66,8 +66,9 @@ def quantkit(*recipes: str, **options: Any) -> Callable[[Call], None]:
         for name in recipes:
             recipe = Recipe.load(name)
             weights = recipe.weights.model_dump() | {"group_size": call.group_size}
-            changed = {"weights": weights, "options": recipe.options | options}
-            loaded.append(Recipe.model_validate(recipe.model_dump() | changed))
+            if tuned:
+                recipe = recipe.tuned()
+            loaded.append(Recipe.model_validate(recipe.model_dump() | {"weights": weights}))
         source = ModelSource.open(str(call.model))
         choice = CalibrationChoice(str(call.set), call.n_samples)
         quantize(source, loaded, call.out, calibration=choice)
@@ -167,7 +168,7 @@ RUNS_BY_WIDTH: dict[int, dict[str, Callable[[Call], None]]] = {
         "quantkit-awq-gptq": RUNS["quantkit-awq-gptq"],
         "quantkit-best": quantkit("best-w4a16"),
         # What gradients are worth where there is a quarter of AutoRound's time: `--tune`.
-        "quantkit-tune": quantkit("awq-gptq-w4a16", tune=64),
+        "quantkit-tune": quantkit("awq-gptq-w4a16", tuned=True),
         "llmcompressor-gptq": RUNS["llmcompressor-gptq"],
         "llmcompressor-awq": RUNS["llmcompressor-awq"],
         "autoround-200": RUNS["autoround-200"],

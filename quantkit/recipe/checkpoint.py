@@ -14,7 +14,7 @@ from quantkit.recipe.named import Named
 from quantkit.schemes import ActivationScheme, KVCacheScheme, Strict, WeightScheme
 from quantkit.specs import suggestion
 
-TUNING_STEPS = 64
+TUNING = {"tune": 64}
 """The options that `--tune` sets."""
 AUTO_GROUP_SIZES = (128, 64, 32)
 HEAD = "lm_head"
@@ -264,14 +264,14 @@ class Recipe(Named):
         """Whether the source's own states are kept for comparison."""
         return self.tuning_steps > 0 or self.distilling_passes > 0
 
-    def tuned(self, steps: int = TUNING_STEPS) -> "Recipe":
-        """The same with a gradient stage after each block."""
+    def tuned(self, **options: int) -> "Recipe":
+        """The same with gradient stages, those of `--tune` unless others are given."""
         if "tune" not in methods.find(self.method).options:
             raise RecipeError(
                 f"recipe {self.name} cannot be tuned: method {self.method} has no gradient stage; "
                 "GPTQ's recipes have one"
             )
-        return self.model_copy(update={"options": {**self.options, "tune": steps}})
+        return self.model_copy(update={"options": {**self.options, **(options or TUNING)}})
 
     @property
     def propagates(self) -> bool:

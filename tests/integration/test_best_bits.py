@@ -176,7 +176,7 @@ def test_merged_batches_are_learnt_from_one_at_a_time(tmp_path, monkeypatch):
         return plain(self, weights)
 
     monkeypatch.setattr(tuning._Lesson, "held_out_error", watched)
-    recipe = Recipe.load("gptq-w4a16").tuned(4)
+    recipe = Recipe.load("gptq-w4a16").tuned(tune=4)
     recipe = recipe.model_copy(update={"options": recipe.options | {"distil": 1}})
     made = []
     for name, merged_bytes in (("apart", 0), ("merged", 1 << 40)):
@@ -223,7 +223,7 @@ def test_a_tuned_block_is_no_worse_on_held_out_batches_and_comes_out_the_same_tw
     monkeypatch.setitem(
         estimate.TOKENS_PER_BATCH, "cpu", 128
     )  # so that there are batches to hold out
-    recipe = Recipe.load("gptq-w2a16").tuned(32)
+    recipe = Recipe.load("gptq-w2a16").tuned(tune=32)
     made = [
         quantize(
             ModelSource.open(str(folder)),
