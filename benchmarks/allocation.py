@@ -3,7 +3,7 @@
     python benchmarks/allocation.py model --model DIR|demo --name NAME --origin TEXT
         --calibration SET|FILE [FILE ...] --text FILE|python_docs --work DIR --out FILE
         [--samples 128] [--length 2048] [--bits 4.5 5 6] [--mixtures 40] [--windows 8]
-        [--peer 4.5] [--peer-batch 4] [--path autoround=DIRS]
+        [--search 4.5] [--peer 4.5] [--peer-batch 4] [--path autoround=DIRS]
     python benchmarks/allocation.py blocks --work DIR --out FILE
     python benchmarks/allocation.py solver --out FILE
 
@@ -15,7 +15,9 @@ model   one calibration set makes the table of candidates (`quantkit sensitivity
         size within 1%; choices are compared with the best uniform format of no more bytes and with
         20 random mixtures of the size. With --peer, AutoRound's AutoScheme chooses among the same
         formats from the same texts, in a process with its own PYTHONPATH, and ours, from a table
-        of these formats made just before, is asked for no more bytes than it took.
+        of these formats made just before, is asked for no more bytes than it took. --search asks
+        how much better any choice could be: measured KL of single changes, on other windows, leads
+        from ours to the next mixture of that size, until none is better.
 blocks  seconds that the table takes on blocks of an 8B Llama's shape, six formats, beside the pass
         of one GPTQ recipe: the difference between models of two block counts.
 solver  seconds for 1,000 units in 8 formats, with the gap that is proven.
@@ -122,29 +124,33 @@ class Bank:
                 state = Checkpoint.open(folder / format).state(dtype)
                 kept = {n: w.to(device) for n, w in state if n in names}
             self.weights.append(kept)
-        self.reference: list[Any] = []
+        self.mixed: list[int | None] = [None] * len(table.units)
+        self.references: dict[int, list[Any]] = {}
 
     def mix(self, choice: list[int]) -> None:
         """Put a mixture in place."""
         import torch
 
         with torch.no_grad():
-            for unit, place in zip(self.table.units, choice, strict=True):
-                for module in unit.modules:
+            for index, (unit, place) in enumerate(zip(self.table.units, choice, strict=True)):
+                for module in unit.modules if self.mixed[index] != place else ():
                     name = f"{module}.weight"
                     self.own[name].copy_(self.weights[place][name])
+        self.mixed = list(choice)
 
     def kl(self, choice: list[int], windows: Any) -> float:
         """Mean KL in nats per token of the source's predictions from a mixture's."""
         import torch
 
         with torch.no_grad():
-            if not self.reference:
+            reference = self.references.get(id(windows))
+            if reference is None:
                 self.mix([self.table.formats.index("bf16")] * len(self.table.units))
-                self.reference = [self.model(w[None].to(self.device)).logits[0] for w in windows]
+                reference = [self.model(w[None].to(self.device)).logits[0] for w in windows]
+                self.references[id(windows)] = reference
             self.mix(choice)
             total, n_tokens = 0.0, 0
-            for window, wanted in zip(windows, self.reference, strict=True):
+            for window, wanted in zip(windows, reference, strict=True):
                 logits = self.model(window[None].to(self.device)).logits[0]
                 for mine, theirs in zip(logits.split(512), wanted.split(512), strict=True):
                     found = mine.float().log_softmax(-1)
@@ -154,8 +160,8 @@ class Bank:
         return total / n_tokens
 
 
-def text_windows(tokenizer: Any, text: str, length: int, n_windows: int) -> Any:
-    """Whole windows, spread over the text."""
+def text_windows(tokenizer: Any, text: str, length: int, n_windows: int, skip: int = 0) -> Any:
+    """Whole windows, spread over the text; `skip` begins with a later one."""
     import torch
 
     if text == "python_docs":
@@ -166,7 +172,7 @@ def text_windows(tokenizer: Any, text: str, length: int, n_windows: int) -> Any:
         content = Path(text).read_text(encoding="utf-8")
     ids = torch.tensor(tokenizer(content, verbose=False)["input_ids"])
     windows = ids[: len(ids) // length * length].view(-1, length)
-    return windows[:: max(1, len(windows) // n_windows)][:n_windows]
+    return windows[skip :: max(1, len(windows) // n_windows)][:n_windows]
 
 
 def build_bank(source: Any, table: Any, calibration: Any, folder: Path, device: str) -> float:
@@ -224,7 +230,8 @@ def model(args: argparse.Namespace) -> None:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         asked = {bits: ask_peer(args, chosen, usual, bits) for bits in args.peer}
-    windows = text_windows(load_tokenizer(source.folder), args.text, args.length, args.windows)
+    tokenizer = load_tokenizer(source.folder)
+    windows = text_windows(tokenizer, args.text, args.length, args.windows)
     about = {
         "origin": args.origin,
         "calibration": table.calibration_digest,
@@ -265,6 +272,12 @@ def model(args: argparse.Namespace) -> None:
         if name != "bf16":
             measured(f"uniform {name}", [place] * len(table.units))
     entry["choices"] = {f"{bits:g}": choices(table, bits, measured) for bits in args.bits}
+    for bits in args.search:
+        others = text_windows(tokenizer, args.text, args.length, args.windows // 2, skip=1)
+        found = search(bank, entry["choices"][f"{bits:g}"], rows[f"ours {bits:g}"], others)
+        found["kl"] = measured(f"searched {bits:g}", found.pop("choice"))["kl"]
+        entry.setdefault("searched", {})[f"{bits:g}"] = found
+        print(json.dumps(found), flush=True)
     entry["mixtures"] = {}
     for bits in args.sizes:
         some = [
@@ -355,6 +368,55 @@ def choices(table: Any, bits: float, measured: Any) -> dict[str, Any]:
         "best_random_kl": min(some),
         "median_random_kl": sorted(some)[len(some) // 2],
     }
+
+
+def search(
+    bank: Bank, chosen: dict[str, Any], row: dict[str, Any], windows: Any, most_rounds: int = 2
+) -> dict[str, Any]:
+    """How far from the best our choice is: the mixture of no more bytes that measured KL leads to.
+
+    In each round every unit's next smaller and next larger format is measured, all others as they
+    are; what these cost together chooses the next mixture, and KL on the same windows judges it.
+    """
+    from quantkit.mixed.allocation import solve
+
+    table, started, n_measured = bank.table, time.monotonic(), 0
+    choice = [string.ascii_letters.index(letter) for letter in row["choice"]]
+    first = best = bank.kl(choice, windows)
+    for _ in range(most_rounds):
+        costs: list[list[float | None]] = []
+        for index, (unit, of_unit) in enumerate(zip(table.units, table.costs(), strict=True)):
+            found: list[float | None] = [None] * len(table.formats)
+            for place in neighbours(list(unit.sizes), of_unit, choice[index]):
+                other = [*choice[:index], place, *choice[index + 1 :]]
+                found[place] = best if place == choice[index] else bank.kl(other, windows)
+                n_measured += place != choice[index]
+            costs.append(found)
+        other = list(solve(costs, table.sizes(), chosen["size_bytes"]).choice)
+        kl = bank.kl(other, windows)
+        if not kl < best:
+            break
+        choice, best = other, kl
+    return {
+        "choice": choice,
+        "n_measured": n_measured,
+        "windows": len(windows),
+        "before": first,
+        "after": best,
+        "seconds": time.monotonic() - started,
+    }
+
+
+def neighbours(sizes: list[int], costs: list[float], place: int) -> list[int]:
+    """A format, and the next smaller and larger ones that no other one is better than."""
+    by_size = sorted(range(len(sizes)), key=lambda each: (sizes[each], costs[each]))
+    worth = [
+        each
+        for rank, each in enumerate(by_size)
+        if each == place or all(costs[other] > costs[each] for other in by_size[:rank])
+    ]
+    at = worth.index(place)
+    return worth[max(0, at - 1) : at + 2]
 
 
 def order(table: Any, folder: Path) -> dict[str, float]:
@@ -648,6 +710,7 @@ def main() -> None:
     part.add_argument("--formats", nargs="*", default=[])
     part.add_argument("--bits", type=float, nargs="+", default=[4.5, 5.0, 6.0])
     part.add_argument("--sizes", type=float, nargs="+", default=[4.5, 6.0])
+    part.add_argument("--search", type=float, nargs="*", default=[], help="as --bits")
     part.add_argument("--mixtures", type=int, default=40)
     part.add_argument("--peer", type=float, nargs="+", default=[])
     part.add_argument("--peer-batch", type=int, help="samples at a time, where its own 8 are lost")
