@@ -56,8 +56,6 @@ POSITIONS = 2048
 """Tokens whose logits are in memory at once."""
 SPARE = 0.5
 """The share of free memory that blocks may fill with what their backward pass needs."""
-NORMS = 0.0
-"""How far all steps together move the parameters of norms, relative to each."""
 FILE = "distilled.safetensors"
 """In the journal: what was found, before any is written."""
 
@@ -104,7 +102,7 @@ def distil(
     for name, tensor in found.items():
         writer.replace(name, tensor)
     writer.flush()
-    for module in {name.rpartition(".")[0] for name in found} & set(plan.quantized):
+    for module in {name.rpartition(".")[0] for name in found}:
         _remeasure(lesson.decoder, module, plan, writer, journal)
 
 
@@ -166,23 +164,6 @@ def _learn(student: "_Student", plan: Plan, progress: Progress) -> Found:
     return {}, [f"{note}{before:.4f} to {after:.4f}"]
 
 
-class _Norm:
-    """A norm's parameter in float32, and the mean of its gradients."""
-
-    def __init__(self, value: torch.Tensor) -> None:
-        self.value, self._mean = value.float(), torch.zeros_like(value, dtype=torch.float32)
-        self._unit = self.value.abs()
-
-    def learn(self, gradient: torch.Tensor) -> None:
-        """Count a gradient."""
-        self._mean.mul_(MOMENTUM).add_(gradient, alpha=1 - MOMENTUM)
-
-    def move(self, share: float, weight: torch.Tensor) -> None:
-        """One step."""
-        self.value.sub_(self._mean.sign() * self._unit, alpha=share * NORMS)
-        weight.copy_(self.value)
-
-
 class _Learner:
     """One linear, and the mean of its gradients."""
 
@@ -216,7 +197,6 @@ class _Student:
         self._plan, self._writer, self._journal = plan, writer, journal
         self._plain: list[dict[str, torch.Tensor]] = []
         self._learners: list[dict[str, _Learner]] = []
-        self._norms: list[dict[str, _Norm]] = []
         self._resident: list[torch.nn.Module] = []
         self._n_graphs = 0
         """Blocks, the last ones, that need not be run again for the backward pass."""
@@ -246,14 +226,8 @@ class _Student:
                 learners[name] = _Learner(self._state(index, name, quantized, scheme))
             else:
                 plain[f"{name}.weight"] = grid.dequantize(quantized, scheme)
-        norms = {}
-        if NORMS and self._journal is not None:
-            for name, tensor in plain.items():
-                if tensor.dim() == 1 and name.endswith("norm.weight"):
-                    norms[name] = _Norm(tensor)
         self._plain.append(plain)
         self._learners.append(learners)
-        self._norms.append(norms)
 
     def _state(
         self, index: int, name: str, made: grid.QuantizedWeight, scheme: WeightScheme
@@ -272,7 +246,7 @@ class _Student:
         made = {f"{n}.weight": each.linear.weight() for n, each in self._learners[index].items()}
         with self.lesson.decoder.loaded(index, self._plain[index] | made) as block:
             block.requires_grad_(False)
-            for name in [*made, *self._norms[index]]:
+            for name in made:
                 block.get_parameter(name).requires_grad_()
             yield block
 
@@ -317,17 +291,15 @@ class _Student:
         gradient = self._end(place, inputs.pop(), logits_of)[1]
         for index in reversed(range(n_blocks)):
             states, learners = inputs.pop(), self._learners[index]
-            norms = self._norms[index]
             with self._block(index) as block, torch.enable_grad():
-                names = [*(f"{name}.weight" for name in learners), *norms]
-                weights = [block.get_parameter(name) for name in names]
+                weights = [block.get_parameter(f"{name}.weight") for name in learners]
                 if outputs:
                     output = outputs.pop()
                 else:
                     states = states.detach().requires_grad_()
                     output = self._run(index, block, place, states)
                 gradient, *found = gradients(output, [states, *weights], gradient)
-            for learner, slope in zip([*learners.values(), *norms.values()], found, strict=True):
+            for learner, slope in zip(learners.values(), found, strict=True):
                 learner.learn(slope)
 
     def keep_graphs(self, place: int) -> None:
@@ -384,8 +356,6 @@ class _Student:
                 if self._resident:
                     weight = self._resident[index].get_parameter(f"{name}.weight").detach()
                 learner.move(share, reach, weight)
-            for name, norm in self._norms[index].items():
-                norm.move(share, self._resident[index].get_parameter(name).detach())
 
     def changed(self) -> dict[str, torch.Tensor]:
         """The stored form of everything that differs from before."""
@@ -398,12 +368,6 @@ class _Student:
                     value = value.cpu()
                     if not torch.equal(value, self._writer.stored(tensor).read()):
                         found[tensor] = value
-            for name, norm in self._norms[index].items():
-                tensor = self.lesson.decoder.stored(index, name)
-                before = self._writer.stored(tensor).read()
-                value = norm.value.to(before.dtype).cpu()
-                if not torch.equal(value, before):
-                    found[tensor] = value
         return found
 
 

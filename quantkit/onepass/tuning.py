@@ -49,7 +49,6 @@ INSIDE = 0.45
 MOMENTUM = 0.8
 """The share of the mean gradient that later steps keep: the sign of one batch's gradient is mostly
 noise."""
-SOFT = 0.0
 HELD = 8
 """One in this many batches is held out."""
 
@@ -182,13 +181,7 @@ class Position(Scaled):
     def move(self, slopes: list[torch.Tensor], share: float, reach: Reach) -> None:
         super().move(slopes, share, reach)
         cells = _cells(self.codes, self.scheme)
-        slope = slopes[1].float()
-        if SOFT:
-            size = slope.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
-            moves = (slope / (SOFT * size)).clamp(-1, 1)
-        else:
-            moves = slope.sign()
-        self.codes.sub_(moves * cells, alpha=share * reach.codes)
+        self.codes.sub_(slopes[1].sign() * cells, alpha=share * reach.codes)
         self.codes.clamp_(*numbers.of(self.scheme).limits)
 
     def rewrite(
@@ -198,7 +191,7 @@ class Position(Scaled):
             from quantkit.methods.kernels import learning
 
             by = share * reach.codes, share * reach.scales
-            self.factors = learning.move(self._linear, slopes, by, weight, SOFT)
+            self.factors = learning.move(self._linear, slopes, by, weight)
         else:
             super().rewrite(weight, slopes, share, reach)
 

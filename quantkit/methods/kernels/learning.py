@@ -102,9 +102,8 @@ def _sign(slope):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _move(  # type: ignore[no-untyped-def]
     weight_ptr, moved_ptr, code_ptr, factor_ptr, scale_ptr, zero_ptr, scale_slope_ptr,
-    code_slope_ptr, n_tiles, bottom, top, by_codes, by_scales, soft,
-    SOFT: tl.constexpr, ZERO: tl.constexpr,
-    SIZE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
+    code_slope_ptr, n_tiles, bottom, top, by_codes, by_scales,
+    ZERO: tl.constexpr, SIZE: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tiles, present, unit, zero = _tiles(scale_ptr, zero_ptr, n_tiles, ZERO, TILES)
     sign = _sign(tl.load(scale_slope_ptr + tiles, present, 0.0))
@@ -114,20 +113,9 @@ def _move(  # type: ignore[no-untyped-def]
     # The nearest scale that can be stored; see `Number.nearest_scale`.
     stored = (unit * factor).to(scale_ptr.dtype.element_ty).to(tl.float32)
     step = tl.where((stored * unit > 0.0) & (tl.abs(stored) < float("inf")), stored, unit)
-    total = tl.zeros((TILES, BLOCK), tl.float32)
-    if SOFT:
-        for start in range(0, SIZE, BLOCK):
-            at, inside = _part(tiles, present, start, SIZE, BLOCK)
-            slope = tl.load(code_slope_ptr + at, inside, 0.0).to(tl.float32)
-            total += slope * slope
-    size = soft * tl.maximum(tl.sqrt(tl.sum(total, 1) / SIZE), 1e-30)
     for start in range(0, SIZE, BLOCK):
         at, inside = _part(tiles, present, start, SIZE, BLOCK)
-        slopes = tl.load(code_slope_ptr + at, inside, 0.0)
-        if SOFT:
-            signs = tl.minimum(tl.maximum(slopes.to(tl.float32) / size[:, None], -1.0), 1.0)
-        else:
-            signs = _sign(slopes)
+        signs = _sign(tl.load(code_slope_ptr + at, inside, 0.0))
         code = tl.load(code_ptr + at, inside, 0.0) - signs * by_codes
         code = tl.minimum(tl.maximum(code, bottom), top)
         tl.store(code_ptr + at, code, inside)
@@ -151,11 +139,7 @@ def learn(
 
 
 def move(
-    linear: Linear,
-    slopes: list[torch.Tensor],
-    by: tuple[float, float],
-    weight: torch.Tensor,
-    soft: float = 0.0,
+    linear: Linear, slopes: list[torch.Tensor], by: tuple[float, float], weight: torch.Tensor
 ) -> torch.Tensor:
     """Move codes by so much against the signs of slopes, and return the factors moved likewise;
     `weight` becomes what they represent.
@@ -166,7 +150,7 @@ def move(
     moved = torch.empty_like(linear.factors)
     _move[grid](
         weight, moved, *_pointers(linear), of_scales, of_codes,
-        linear.factors.numel(), *linear.limits, *by, soft, SOFT=soft > 0, **sizes,
+        linear.factors.numel(), *linear.limits, *by, **sizes,
     )  # fmt: skip
     return moved
 
