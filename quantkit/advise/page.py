@@ -294,7 +294,7 @@ def _quality_sources(found: Recommendation) -> dict[str, str]:
     }
     caches = (c.quality.cache for c in found.candidates if c.quality is not None)
     if cache := next(filter(None, caches), None):
-        kept = f"~{cache.recovery:.3f}: {cache.basis}{_from(cache.source)}"
+        kept = f"{words.kept(cache)}: {cache.basis}{_from(cache.source)}"
         qualities["FP8 KV cache (a factor on the weights' own)"] = kept
     return qualities
 

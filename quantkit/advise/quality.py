@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 DATA = Path(__file__).with_name("quality.yaml")
 FAR = 2.0
 """Size ratio beyond which the difference is mentioned."""
-
+CACHE = "kv-fp8"
+REFERENCE = "w4a16"
+"""The format with figures of small, medium and large models: what it loses at two sizes converts
+other formats' figures from one to the other.
+"""
 
 MORE_BITS = (
     ("w2a16", "w3a16", "w4a16", "w5a16", "w6a16", "w8a16"),
@@ -32,6 +36,10 @@ MORE_BITS = (
     ("gguf-q2_k", "gguf-q3_k_m", "gguf-q4_k_m", "gguf-q5_k_m", "gguf-q6_k", "gguf-q8_0"),
 )
 """Formats of one kind, by bits."""
+EIGHT_BITS = ("fp8-w8a8", "fp8-block", "int8-w8a8", "w8a16", "mxfp8", "gguf-q8_0")
+FOUR_BITS = (
+    REFERENCE, "nvfp4", "nvfp4-a16", "mxfp4", "mxfp4-a16", "gguf-q4_k_m", "gguf-iq4_xs",
+)  # fmt: skip
 VAGUE = 0.03
 """95% half-width beyond which accuracies do not distinguish formats."""
 
@@ -50,6 +58,10 @@ class Quality:
     """The page or file it comes from."""
     cache: "Quality | None" = None
     """What an FP8 cache alone keeps, if it is included."""
+    other_size: bool = False
+    """Its prior, of the weights if a cache is included, is of a model more than twice or less than
+    half as large.
+    """
 
 
 @dataclass(frozen=True)
@@ -108,7 +120,7 @@ def of(format: Format, shape: ModelShape, measured: Mapping[str, Quality]) -> Qu
     weights = measured.get(format.base) or _prior(format.quality_class, shape.n_parameters)
     if weights is None or not format.has_fp8_cache:
         return weights
-    cache_only = _prior("kv-fp8", shape.n_parameters)
+    cache_only = _prior(CACHE, shape.n_parameters)
     if cache_only is None:
         return None
     return Quality(
@@ -117,6 +129,7 @@ def of(format: Format, shape: ModelShape, measured: Mapping[str, Quality]) -> Qu
         f"{weights.basis}; the cache: {cache_only.basis}",
         weights.source,
         cache_only,
+        weights.other_size,
     )
 
 
@@ -130,34 +143,48 @@ def _of_the_rest(name: str, n_parameters: int) -> Quality | None:
 
 @cache
 def _prior(name: str, n_parameters: int) -> Quality | None:
-    """The published figure for the nearest size, or a better one for fewer bits of the same kind.
+    """The published figure for the nearest size, or a better one for fewer bits: of the same kind,
+    and 4 bits of any kind for 8.
 
     Figures come from different models, methods and tasks, so 8 bits may have the lower one.
     """
     found = _nearest(name, n_parameters)
-    for chain in MORE_BITS:
-        fewer = chain[: chain.index(name)] if name in chain else ()
-        for other in fewer:
-            known = _nearest(other, n_parameters)
-            if known is not None and (found is None or known.recovery > found.recovery):
-                found = replace(known, basis=f"no worse than {other}, of which {known.basis}")
+    fewer = [other for chain in MORE_BITS if name in chain for other in chain[: chain.index(name)]]
+    for other in (*fewer, *(FOUR_BITS if name in EIGHT_BITS else ())):
+        known = _nearest(other, n_parameters)
+        if known is not None and (found is None or known.recovery > found.recovery):
+            found = replace(known, basis=f"no worse than {other}, of which {known.basis}")
     return found
 
 
 def _nearest(name: str, n_parameters: int) -> Quality | None:
-    known = [prior for prior in priors() if name in prior.formats]
-    if not known:
-        return None
     billions = n_parameters / 1e9
-    near = min(known, key=lambda prior: abs(math.log((prior.billions or billions) / billions)))
-    basis, times = near.measured, (near.billions or billions) / billions
-    if times > FAR:
+    near = _nearest_prior(name, billions)
+    if near is None:
+        return None
+    recovery, basis, size = min(1.0, near.recovery), near.measured, near.billions or billions
+    other_size = not 1 / FAR <= size / billions <= FAR
+    if size > FAR * billions and name != CACHE:
+        here, there = (_nearest_prior(REFERENCE, one) for one in (billions, size))
+        if here is not there and here and there and here.billions:
+            recovery **= math.log(here.recovery) / math.log(there.recovery)
+            size = here.billions
+            basis += f"; scaled to {size:g}B by what {REFERENCE} loses at both sizes"
+    if size > FAR * billions:
         basis += "; smaller models tend to lose more"
-    elif times < 1 / FAR:
+    elif size < billions / FAR:
         basis += "; larger models tend to lose less"
     if near.unverified:
         basis += " (unverified)"
-    return Quality(min(1.0, near.recovery), True, basis, near.source)
+    return Quality(recovery, True, basis, near.source, other_size=other_size)
+
+
+def _nearest_prior(name: str, billions: float) -> Prior | None:
+    return min(
+        (prior for prior in priors() if name in prior.formats),
+        key=lambda prior: abs(math.log((prior.billions or billions) / billions)),
+        default=None,
+    )
 
 
 def from_report(path: Path, shape: ModelShape) -> dict[str, Quality]:

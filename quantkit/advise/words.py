@@ -8,6 +8,7 @@ from quantkit.advise.candidates import Candidate, merit
 from quantkit.advise.links import ASSUMED_PCIE
 from quantkit.advise.memory import Fit
 from quantkit.advise.offload import Offload
+from quantkit.advise.quality import Quality
 from quantkit.advise.question import Question, utilisation
 from quantkit.advise.ranking import HANDICAP, TIE, kept_step
 from quantkit.advise.speed import Span, Speed
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 IN_ONE_MACHINE = 8
 """GPUs in a typical machine."""
+OTHER_SIZE = "~~ of a model more than twice or less than half as large"
 
 
 def number(value: float) -> str:
@@ -63,11 +65,13 @@ def first_token(speed: Speed | None) -> str:
 
 
 def quality_kept(candidate: Candidate) -> str:
-    """The quality, marked if it is a prior."""
-    if candidate.quality is None:
-        return UNKNOWN
-    mark = "~" if candidate.quality.is_prior else ""
-    return f"{mark}{candidate.quality.recovery:.3f}"
+    """The quality of a candidate, as `kept` writes it."""
+    return UNKNOWN if candidate.quality is None else kept(candidate.quality)
+
+
+def kept(found: Quality) -> str:
+    """A quality, marked if it is a prior, and twice if that is of a model of another size."""
+    return f"{'~' * (found.is_prior + found.other_size)}{found.recovery:.3f}"
 
 
 def weights_gib(size_bytes: int) -> str:
@@ -391,12 +395,13 @@ def assumptions(question: Question, gpu: GPU) -> tuple[str, ...]:
     ]
     if not question.qualities:
         notes.append(
-            "Quality (~) is a prior from published figures of other models; a report of this one "
-            "(--report) replaces it."
+            f"Quality (~) is a prior from published figures of other models, {OTHER_SIZE}; a "
+            "report of this one (--report) replaces it."
         )
     else:
         notes.append(
-            "Formats that the report does not cover come last, with published figures (~)."
+            "Formats that the report does not cover come last, with published figures (~), "
+            f"{OTHER_SIZE}."
         )
     if read := gpu.derived.get("memory_bytes"):
         notes.append(

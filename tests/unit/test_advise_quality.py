@@ -1,6 +1,7 @@
 """What formats keep: published figures that can be true, and reports of the very model."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -215,3 +216,40 @@ def test_more_bits_of_one_kind_are_never_worse(chain, billions):
     kept = [found.recovery for found in known if found is not None]
     assert len(kept) >= 2
     assert kept == sorted(kept)
+
+
+@pytest.mark.parametrize("billions", [0.006, 0.1, 0.6, 1.5, 3, 8, 14, 32, 70, 405])
+def test_eight_bits_are_never_worse_than_four_of_another_kind(billions):
+    def known(names):
+        found = (quality._prior(name, int(billions * 1e9)) for name in names)
+        return [one.recovery for one in found if one is not None]
+
+    assert min(known(quality.EIGHT_BITS)) >= max(known(quality.FOUR_BITS))
+
+
+def test_every_format_of_four_or_eight_bits_is_known_as_one():
+    named = {*quality.EIGHT_BITS, *quality.FOUR_BITS}
+    for form in formats.considered():
+        if form.least_bits in (4, 8):
+            assert form.quality_class in named, form.name
+
+
+def test_figures_of_larger_models_are_scaled_by_one_format_that_has_both():
+    small, large = (kept("gptq-w4a16", shape.of(n)) for n in ("1.5B", "8B"))
+    for name in ("gguf-q4_k_m", "gptq-w8a16", "nvfp4"):
+        ours, published = (kept(name, shape.of(n)) for n in ("1.5B", "8B"))
+        times = math.log(small.recovery) / math.log(large.recovery)
+        assert math.log(ours.recovery) == pytest.approx(times * math.log(published.recovery))
+        assert "w4a16" in ours.basis
+        assert ours.other_size
+        assert not published.other_size
+    assert not small.other_size
+
+
+def test_a_prior_of_another_size_is_marked_as_such():
+    found = recommend(Question(Catalogue(shape.of("1.5B"))), gpus.find("L40S"))
+    told = {c.format.name: words.quality_kept(c) for c in found.candidates}
+    assert told["gguf-q4_k_m"].startswith("~~0.9")
+    assert told["awq-gptq-w4a16"].startswith("~0.9")
+    assert told["unquantised"] == "1.000"
+    assert any("~~" in note for note in found.notes)
