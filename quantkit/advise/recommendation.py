@@ -1,5 +1,7 @@
 """One format for a question, with its reason, the runner-up, and what would change the choice."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quantkit.advise import remedies, words
@@ -10,6 +12,9 @@ from quantkit.advise.remedies import Remedy
 from quantkit.hardware.gpus import GPU
 
 MOST_CHANGES = 5
+LEAST_QUALITY = 0.9
+"""A format that keeps less is not worth naming unasked."""
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -91,13 +96,6 @@ def _changes(question: Question, gpu: GPU, chosen: Candidate, near: list[Candida
         if shorter > answer // 4 and shorter >= 64 and prompt >= question.shared_prefix:
             changed = question.but(context=shorter, answer=min(answer, max(1, shorter // 4)))
             asked.append((f"--context {shorter}", changed))
-    stricter = [q for q in (0.98, 0.99, 0.995) if q > question.min_quality]
-    asked += [(f"--min-quality {q:g}", question.but(min_quality=q)) for q in stricter]
-    asked += [
-        (f"--min-quality {q:g}", question.but(min_quality=q))
-        for q in (0.95, 0.9)
-        if q < question.min_quality
-    ]
     by_format: dict[str, str] = {}
     for words_of_it, other in asked:
         best = next(iter(ranking_of(_serving(other, gpu, question, near), other)), None)
@@ -107,7 +105,29 @@ def _changes(question: Question, gpu: GPU, chosen: Candidate, near: list[Candida
         by_format.setdefault(name, words.change(words_of_it, best, other))
         if len(by_format) == MOST_CHANGES:
             break
-    return list(by_format.values())
+    return [*by_format.values(), *_other_qualities(question, chosen, near)]
+
+
+def _other_qualities(question: Question, chosen: Candidate, near: list[Candidate]) -> Iterator[str]:
+    """The least change of --min-quality in each direction that has another answer."""
+    known = sorted({one.quality.recovery for one in near if one.quality is not None})
+    # Rounded so that the option excludes a format, or admits one.
+    stricter = [
+        (math.floor(q * 1000 + ROUNDING) + 1) / 1000 for q in known if question.min_quality <= q < 1
+    ]
+    looser = [
+        math.floor(q * 1000) / 1000
+        for q in reversed(known)
+        if LEAST_QUALITY <= q < question.min_quality
+    ]
+    for values in (stricter, looser):
+        for value in values:
+            other = question.but(min_quality=value)
+            able = [one for one in near if judged(one, value).serves]
+            best = next(iter(ranking_of(able, other)), None)
+            if best is None or _alike(best) != _alike(chosen):
+                yield words.change(f"--min-quality {value:g}", best, other)
+                break
 
 
 def _serving(

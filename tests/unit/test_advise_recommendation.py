@@ -233,6 +233,23 @@ def test_other_questions_have_other_answers(gpu, question):
         assert again.chosen.format.name != found.chosen.format.name
 
 
+@pytest.mark.parametrize(
+    ("gpu", "min_quality", "signs"),
+    [("H100 SXM", 0.97, [1]), ("H100 SXM", 0.99, [-1]), ("L40S", 0.99, [1, -1])],
+)
+def test_the_least_other_quality_that_changes_the_answer_is_named(gpu, min_quality, signs):
+    """Also where another option has the same answer, as a shorter context on an H100."""
+    found = answer(gpu, min_quality=min_quality)
+    stated = [float(c.split()[2].rstrip(":")) for c in found.changes if "--min-quality" in c]
+    assert [1 if value > min_quality else -1 for value in stated] == signs
+    for value, sign in zip(stated, signs, strict=True):
+        there, before = (
+            recommend(found.question.but(min_quality=q), found.gpu, in_depth=False).best
+            for q in (value, value - 0.001 * sign)
+        )
+        assert there != found.best == before
+
+
 def test_without_users_throughput_counts_on_all_that_fit():
     found = answer("L40S", objective="throughput")
     assert found.chosen.load.users == min(256, found.chosen.fit.users) > 8
