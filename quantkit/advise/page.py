@@ -1,6 +1,6 @@
 """Recommendations as an HTML page that a team opens, filters by GPU and shares."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -73,10 +73,6 @@ def _many(found: Sequence[Recommendation]) -> str:
         for c in one.candidates
         if c.serves
     ]
-    names = list(dict.fromkeys(f.name for one in found for f in one.question.catalogue.formats))
-    columns = [name(one) for one in served]
-    axis = Axis("tokens/s of one user", log=True)
-    values = [[_each(one, format) for one in served] for format in names]
     none_for = "for" if several else "on"
     sections = [
         Section(
@@ -92,7 +88,7 @@ def _many(found: Sequence[Recommendation]) -> str:
                 f"No format fits this load {none_for} {', '.join(without)}." if without else "",
             ],
         ),
-        Section("Overview", [heatmap("Typical speed", names, columns, values, axis)]),
+        *_overview(served, name, what),
         Section(
             f"Every format {none_for} every {what}",
             [
@@ -225,11 +221,41 @@ def _choice(found: Recommendation, beside: Sequence[str]) -> list[Cell | str | M
     return [chosen.format.name, *_figures(chosen, beside)]
 
 
-def _each(found: Recommendation, name: str) -> float | None:
-    candidate = next((c for c in found.candidates if c.format.name == name), None)
-    if candidate is None or not candidate.serves or candidate.speed is None:
-        return None
-    return candidate.speed.each.typical
+def _overview(
+    served: Sequence[Recommendation], name: Callable[[Recommendation], str], what: str
+) -> Iterator[Section]:
+    """The objective's figure for each format, on each GPU or for each model; without GPUs whose
+    speed is not known.
+    """
+    if not served:
+        return
+    question = served[0].question
+    objective, meaning = question.objective, words.meaning(question)
+    better = max if objective in ("throughput", "quality") else min
+    figures: dict[str, dict[str, float]] = {}
+    for one in served:
+        for c in one.candidates:
+            found = words.value(c, objective) if c.serves else None
+            if found is not None:
+                of_it = figures.setdefault(name(one), {})
+                of_it[c.format.base] = better(found, of_it.get(c.format.base, found))
+    known = {format for of_it in figures.values() for format in of_it}
+    every = dict.fromkeys(f.base for one in served for f in one.question.catalogue.formats)
+    formats = [format for format in every if format in known]
+    axis = Axis(meaning, log=True)
+    if objective == "quality":
+        axis = Axis(meaning, digits=3)
+    if not formats:
+        return
+    picture = heatmap(
+        f"{meaning[:1].upper()}{meaning[1:]}, by format and {what}",
+        formats,
+        list(figures),
+        [[of_it.get(format) for of_it in figures.values()] for format in formats],
+        axis,
+        note=f"{words.EITHER_CACHE} {words.EMPTY}",
+    )
+    yield Section("Overview", [picture])
 
 
 def _picture(found: Recommendation) -> Markup:

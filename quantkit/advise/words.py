@@ -185,6 +185,9 @@ def star(objective: str) -> str:
 EMPTY = "Empty: it does not run or fit there, or keeps too little quality."
 """What an empty cell in a table of figures means."""
 
+EITHER_CACHE = "Each format with or without an FP8 KV cache, whichever is better."
+"""Which of a format's two figures a picture shows."""
+
 NO_FP8_CACHE = "An FP8 KV cache has a row where it is chosen, or fits and 16 bits do not."
 """Why a table that compares GPUs has fewer rows than one GPU's."""
 
@@ -196,14 +199,26 @@ UNITS = {
 }
 
 
+def value(candidate: Candidate, objective: str) -> float | None:
+    """A candidate's typical figure in the unit of `meaning`; None if it is not known."""
+    speed, quality = candidate.speed, candidate.quality
+    if objective == "quality":
+        return None if quality is None else quality.recovery
+    if objective == "memory":
+        return candidate.needed_bytes / (1 << 30)
+    if speed is None:
+        return None
+    return speed.total.typical if objective == "throughput" else speed.answer.typical
+
+
 def short_figure(candidate: Candidate, objective: str) -> str:
-    """The same as a number alone, typical; see `meaning`."""
-    speed = candidate.speed
+    """The same in a table; where no speed is known, memory."""
+    found = value(candidate, objective)
     if objective == "quality":
         return quality_kept(candidate)
-    if objective == "memory" or speed is None:
+    if objective == "memory" or found is None:
         return f"{candidate.needed_bytes / (1 << 30):.1f}"
-    return number(speed.total.typical if objective == "throughput" else speed.answer.typical)
+    return number(found)
 
 
 BOUND = {

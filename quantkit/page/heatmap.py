@@ -36,7 +36,8 @@ def heatmap(
 
     def draw(width: int) -> Markup:
         across, down = (columns, rows) if len(columns) >= len(rows) else (rows, columns)
-        is_across = width >= WIDE and _have_room(across, width - _margin(down, width))
+        left = _margin(down, width, len(across))
+        is_across = width >= WIDE and _have_room(across, width - left)
         if is_across == (len(columns) >= len(rows)):
             return _draw(width, title, rows, columns, values, axis)
         turned = [[line[place] for line in values] for place in range(len(columns))]
@@ -55,15 +56,16 @@ def _line(names: Sequence[str]) -> int:
     return LINE if all(name.isdecimal() for name in names) else NAME_LINE
 
 
-def _margin(rows: Sequence[str], width: int) -> float:
-    """Width of the rows' names."""
-    return min(max(map(svg.text_width, rows), default=0), LONGEST, width / 3) + 8
+def _margin(rows: Sequence[str], width: int, n_columns: int) -> float:
+    """Width of the rows' names: a third of the figure, or what columns leave if each has a name."""
+    left = max(width / 3, width - LINE * n_columns - 8)
+    return min(max(map(svg.text_width, rows), default=0), LONGEST, left) + 8
 
 
 def _draw(
     width: int, title: str, rows: Sequence[str], columns: Sequence[str], values: Values, axis: Axis
 ) -> Markup:
-    left = _margin(rows, width)
+    left = _margin(rows, width, len(columns))
     cell_width = min((width - left) / max(1, len(columns)), 64)
     cell_height = 22 if len(rows) <= 16 else _line(rows)
     flat = [value for line in values for value in line]
@@ -83,7 +85,7 @@ def _draw(
                 )
             )
     bottom = top + cell_height * len(rows)
-    drawn += _strip(shades, left, bottom + 16)
+    drawn += _strip(shades, left, bottom + 16, width - LINE)
     summary = f"{axis.label} of {len(rows)} by {len(columns)}{_range(rows, columns, values, axis)}."
     return svg.drawing(width, bottom + 68, title, summary, *drawn)
 
@@ -135,9 +137,9 @@ def _column_names(columns: Sequence[str], left: float, width: float) -> tuple[li
     ], 20
 
 
-def _strip(shades: Scale, left: float, y: float) -> list[Markup]:
-    """The legend of the shades."""
-    steps = 12
+def _strip(shades: Scale, x: float, y: float, end: float) -> list[Markup]:
+    """The legend of the shades, from `x` or as far left of it as `end` requires."""
+    steps, left = 12, min(x, end - STRIP)
     drawn = [
         svg.element(
             "rect",
@@ -156,7 +158,9 @@ def _strip(shades: Scale, left: float, y: float) -> list[Markup]:
         if shades(tick) - edge > svg.text_width(name) + 6:
             drawn.append(svg.text(left + shades(tick), y + 25, name, "middle", "tick"))
             edge = shades(tick) + svg.text_width(name) / 2
-    return [*drawn, svg.text(left, y + 44, shades.axis.label, None, "label")]
+    label = shades.axis.label
+    start = max(0.0, min(x, end - svg.text_width(label)))
+    return [*drawn, svg.text(start, y + 44, label, None, "label")]
 
 
 def _range(rows: Sequence[str], columns: Sequence[str], values: Values, axis: Axis) -> str:

@@ -1,6 +1,7 @@
 """One answer: it follows from the figures, respects constraints, and remedies really help."""
 
 import json
+import re
 import shlex
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from quantkit.advise.speed import Span, Speed
 from quantkit.advise.split import Split
 from quantkit.errors import AdviceError
 from quantkit.hardware import gpus
+from quantkit.page.scale import UNKNOWN
 from quantkit.recipe import load
 
 CATALOGUES = {size: Catalogue(shape.of(size)) for size in ("1B", "8B", "70B")}
@@ -446,6 +448,39 @@ def test_pages_tell_the_answer_and_can_be_filtered():
     for name in several:
         assert name in many
     assert "No format fits this load on RTX 2060" in many
+
+
+def overview(found):
+    """The drawing for a phone, and its values by GPU and format."""
+    section = page.render(found).split('<h2 id="overview">')[1].split("</section>")[0]
+    drawn = section.split('<div class="narrow">')[1].split("</svg>")[0]
+    cells = re.findall(r"<title>([^<]+), ([^<,]+): ([^<]+)</title>", drawn)
+    return section, drawn, {frozenset(pair): value for *pair, value in cells}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_overview_shows_the_figure_of_the_objective(objective):
+    found = [answer(name, objective=objective) for name in ("L4", "H100 SXM")]
+    section, _, cells = overview(found)
+    assert words.meaning(found[0].question) in section.lower().replace("gib", "GiB")
+    for one in found:
+        base = one.chosen.format.base
+        alike = [c for c in one.candidates if c.format.base == base and c.serves]
+        best = min(alike, key=lambda c: merit(c, objective))
+        if objective == "quality":
+            best = max(alike, key=lambda c: c.quality.recovery)
+        shown = float(cells[frozenset((one.gpu.name, base))].replace(",", ""))
+        assert shown == pytest.approx(words.value(best, objective), rel=1e-3)
+
+
+def test_the_overview_has_no_empty_rows_and_names_everything_on_a_phone():
+    served = [one for one in map(answer, NAMES) if one.chosen is not None]
+    _, drawn, cells = overview(served)
+    known = {name for pair, value in cells.items() if value != UNKNOWN for name in pair}
+    assert known == {name for pair in cells for name in pair}
+    assert known >= {one.gpu.name for one in served}
+    for name in known:
+        assert f">{name}</text>" in drawn
 
 
 def test_a_page_of_several_models_names_them_and_whose_each_note_is():
