@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from quantkit.advise import words
+from quantkit.advise import not_considered, words
 from quantkit.advise.candidates import Candidate
 from quantkit.advise.comparison import ModelComparison
 from quantkit.advise.question import Question
@@ -75,6 +75,7 @@ def _answer(found: Recommendation) -> dict[str, Any]:
         "changes": list(found.changes),
         "remedies": [asdict(remedy) for remedy in found.remedies],
         "candidates": [_candidate(candidate) for candidate in found.candidates],
+        "not_considered": not_considered.recipes(found.question.catalogue),
         "notes": list(found.notes),
     }
 

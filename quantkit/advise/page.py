@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from markupsafe import Markup
 
 from quantkit import __version__
-from quantkit.advise import efficiency, words
+from quantkit.advise import efficiency, not_considered, words
 from quantkit.advise.candidates import Candidate
 from quantkit.advise.recommendation import Recommendation
 from quantkit.engine import label as engine_label
@@ -41,7 +41,7 @@ def _one(found: Recommendation, commands: Mapping[str, str]) -> str:
         Section("Commands", [extract(what, [], "", text) for what, text in commands.items()]),
         Section("Formats that fit", [_formats(serving, chosen)] if serving else []),
         Section("Speed and quality", [_picture(found)] if len(serving) > 1 else []),
-        Section("Formats left out", [_rest(found)]),
+        Section("Formats left out", _rest(found)),
         Section("Assumptions", _assumed([found])),
     ]
     lead = f"Serve it as {chosen.format.name}." if chosen else "No format fits this load."
@@ -279,11 +279,12 @@ def _picture(found: Recommendation) -> Markup:
     )
 
 
-def _rest(found: Recommendation) -> Markup:
+def _rest(found: Recommendation) -> list[str | Markup]:
     rows = [[c.format.name, c.problem] for c in found.candidates if not c.serves]
-    if not rows:
-        return Markup()
-    return table("Why each was left out", [Column("Format"), Column("Reason")], rows, dense=True)
+    title, columns = "Why each was left out", [Column("Format"), Column("Reason")]
+    refused = [table(title, columns, rows, dense=True)] if rows else []
+    more = not_considered.lines(found.question.catalogue)
+    return [*refused, *(f"{line[:1].upper()}{line[1:]}." for line in more)]
 
 
 def _assumed(found: Sequence[Recommendation]) -> list[str | Markup]:

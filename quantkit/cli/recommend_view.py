@@ -52,7 +52,7 @@ def show(advised: "Advised", page: "Path | None", as_json: bool) -> None:
 
 def show_one(answers: "Answers") -> None:
     """One answer, then everything that was compared, then how to serve it."""
-    from quantkit.advise import words
+    from quantkit.advise import not_considered, words
     from quantkit.cli import console, serving_view
 
     (found,) = answers.found
@@ -79,8 +79,8 @@ def show_one(answers: "Answers") -> None:
         if more:
             names = ", ".join(SHORT[name] for name in more)
             console.say(f"{names}: GiB{each}, in addition to the weights.")
-    if rest := _rest(found.candidates):
-        console.print_lines("Left out", rest)
+    never = [("-", line) for line in not_considered.lines(question.catalogue)]
+    console.print_lines("Left out", [*_rest(found.candidates), *never])
     console.print_lines("Assumed", [("-", note) for note in (*found.notes, *answers.notes)])
     if answers.plan is not None:
         typer.echo("\nServe it")

@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantkit.advise import document, measurements, offload, page, parallel, shape, words
+from quantkit import resources
+from quantkit.advise import (
+    document,
+    formats,
+    measurements,
+    not_considered,
+    offload,
+    page,
+    parallel,
+    quality,
+    shape,
+    words,
+)
 from quantkit.advise.candidates import evaluate, merit
 from quantkit.advise.quality import Quality
 from quantkit.advise.question import OBJECTIVES, Catalogue, Measurements, Question
@@ -533,3 +545,35 @@ def test_numbers_have_two_digits_that_matter(value, shown):
 def test_more_gpus_than_a_machine_has_are_taken_for_one(count, is_said):
     notes = recommend(ask(count=count), gpus.find("H100 SXM")).notes
     assert any("one machine" in note for note in notes) == is_said
+
+
+@pytest.mark.parametrize("model", ["8B", "Qwen3-30B-A3B"])
+def test_recipes_that_are_never_considered_are_named_with_a_reason(model):
+    catalogue = CATALOGUES.get(model) or Catalogue(shape.of(model))
+    found = recommend(Question(catalogue), gpus.find("H100 SXM"))
+    named = not_considered.recipes(catalogue)
+    told = [name for names in named.values() for name in names]
+    considered = {c.format.base for c in found.candidates} - {"unquantised"}
+    assert sorted([*told, *considered]) == sorted(resources.names("recipes"))
+    assert {"nvfp4-a16", "best-w4a16"} <= {*named[not_considered.NO_GAIN]}
+    assert "w4afp8" in named[not_considered.NO_FIGURE]
+    known = {one for prior in quality.priors() for one in prior.formats}
+    for name in named[not_considered.NO_FIGURE]:
+        assert formats.of(load(name)).quality_class not in known
+    shown = page.render([found]).split('<h2 id="formats-left-out">')[1].split("</section>")[0]
+    for name in told:
+        assert name in shown
+    assert document.to_json([found])["answers"][0]["not_considered"] == named
+
+
+def test_a_recipe_without_gain_is_no_smaller_than_one_that_is_considered():
+    catalogue = CATALOGUES["1B"]
+    sizes = {f.base: catalogue.work(f).stored_bytes for f in catalogue.formats}
+    for name in not_considered.recipes(catalogue)[not_considered.NO_GAIN]:
+        one = formats.of(load(name))
+        twins = [
+            f.base
+            for f in catalogue.formats
+            if not_considered._kind(f) == not_considered._kind(one)
+        ]
+        assert catalogue.work(one).stored_bytes >= 0.98 * min(sizes[twin] for twin in twins), name
