@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from quantkit.serving.questions import Answers
 
 HEADINGS = ("format", "GiB", "room", "first", "each", "all", "quality")
+MOST_TABLES = 2
+"""Tables side by side that a screen or two hold."""
 SHORT = {"draft model": "draft", "LoRA adapters": "LoRA"}
 LEGEND = """\
 Typical figures. GiB: weights{where}. room: users at this context.
@@ -42,10 +44,8 @@ def show(advised: "Advised", page: "Path | None", as_json: bool) -> None:
         show_one(answers)
         for line in mixed.words if mixed is not None else []:
             console.say(line)
-    elif page is None:
-        show_many(answers.found, answers.notes)
     else:
-        show_choices(answers.found, answers.notes)
+        show_many(answers.found, answers.notes, page is not None)
     if page is not None:
         typer.echo(f"written: {page}", err=True)
 
@@ -204,9 +204,8 @@ def show_models(answers: "Answers") -> None:
     chosen = {_label(one): one.chosen for one in found if one.chosen is not None}
     if chosen:
         console.say(f"{heading}: {meaning}, by format")
-        _side_by_side_tables(
-            [replace(one, gpu=replace(one.gpu, name=_label(one))) for one in found]
-        )
+        as_gpus = [replace(one, gpu=replace(one.gpu, name=_label(one))) for one in found]
+        _print_side_by_side(*_side_by_side_tables(as_gpus))
         rows = [[label, *_row(one)] for label, one in chosen.items()]
         _print_table(["model", *HEADINGS], rows, words=(0, 1))
         console.say(_legend(list(chosen.values())))
@@ -232,27 +231,70 @@ def _label(found: "Recommendation") -> str:
     return found.question.catalogue.shape.label
 
 
-def show_many(found: "Sequence[Recommendation]", notes: "Sequence[str]" = ()) -> None:
-    """Formats by rows, GPUs by columns, in as many tables as the terminal needs."""
+def show_many(
+    found: "Sequence[Recommendation]", notes: "Sequence[str]" = (), has_page: bool = False
+) -> None:
+    """Formats by rows, GPUs by columns; only the choices if that takes many tables or a page has
+    the rest.
+    """
     from quantkit.advise import words
     from quantkit.cli import console
 
     question = found[0].question
-    label = question.catalogue.shape.label
     of_each = "" if question.count == 1 else f", {question.count} of each GPU"
+    heading = f"{_label(found[0])}{of_each}"
     meaning = words.meaning(question)
-    if any(one.chosen for one in found):
-        console.say(f"{label}{of_each}: {meaning}, by format and GPU")
-        _side_by_side_tables(found)
+    served = [one for one in found if one.chosen is not None]
+    tables, legend = _side_by_side_tables(found)
+    is_short = len(tables) <= MOST_TABLES
+    if not served:
+        console.say(f"{heading}: no format fits on any of these GPUs")
+    elif is_short and not has_page:
+        console.say(f"{heading}: {meaning}, by format and GPU")
+        _print_side_by_side(tables, legend)
         console.say("Name one GPU for the reasons, the runner-up and the serving command.")
+    elif is_short:
+        typer.echo(console.lines_text(heading, _choices(served)))
     else:
-        console.say(f"{label}{of_each}: no format fits on any of these GPUs")
-    priced = [one for one in found if one.chosen is not None and one.chosen.cost is not None]
-    if priced:
-        costs = [(one.gpu.name, words.cost(one.chosen)) for one in priced if one.chosen]
-        console.print_lines("Cost", costs)
+        heading = f"{heading}: {meaning}, by the format chosen for each GPU"
+        typer.echo(console.lines_text(heading, _choices_by_format(served)))
+        also = "" if has_page else "; --html FILE writes every format on every GPU"
+        console.say(f"Name one GPU for the reasons and the serving command{also}.")
+    costs = [(one.gpu.name, one.chosen) for one in served if one.chosen and one.chosen.cost]
+    if costs and is_short:
+        console.print_lines("Cost", [(name, words.cost(chosen)) for name, chosen in costs])
+    elif costs:
+        cheapest = sorted((c.cost.typical, name) for name, c in costs if c.cost)
+        figures = ", ".join(f"{name}: {words.number(cost)}" for cost, name in cheapest)
+        console.print_lines("Cost per million answer tokens, prompts included", [("-", figures)])
     _show_unserved(found)
     console.print_lines("Assumed", [("-", note) for note in (*found[0].notes, *notes)])
+
+
+def _choices(served: "Sequence[Recommendation]") -> list[tuple[str, str]]:
+    """Each GPU's choice."""
+    from quantkit.advise import words
+
+    return [
+        (
+            one.gpu.name,
+            f"{one.chosen.format.name}: {words.figure(one.chosen, one.question.objective)}",
+        )
+        for one in served
+        if one.chosen is not None
+    ]
+
+
+def _choices_by_format(served: "Sequence[Recommendation]") -> list[tuple[str, str]]:
+    """Each chosen format, and the GPUs that it is chosen for, with their figures."""
+    from quantkit.advise import words
+
+    lines: dict[str, list[str]] = {}
+    for one in served:
+        if one.chosen is not None:
+            figure = words.short_figure(one.chosen, one.question.objective)
+            lines.setdefault(one.chosen.format.name, []).append(f"{one.gpu.name}: {figure}")
+    return [(name, ", ".join(gpus)) for name, gpus in lines.items()]
 
 
 def _show_unserved(found: "Sequence[Recommendation]") -> None:
@@ -268,27 +310,10 @@ def _show_unserved(found: "Sequence[Recommendation]") -> None:
         console.print_lines("No format fits on", [("-", names)])
 
 
-def show_choices(found: "Sequence[Recommendation]", notes: "Sequence[str]" = ()) -> None:
-    """Each GPU's choice in one line; the page has the rest."""
-    from quantkit.advise import words
-    from quantkit.cli import console
-
-    question = found[0].question
-    of_each = "" if question.count == 1 else f" on {question.count} of each GPU"
-    lines = [
-        (
-            one.gpu.name,
-            f"{one.chosen.format.name}: {words.figure(one.chosen, question.objective)}",
-        )
-        for one in found
-        if one.chosen is not None
-    ]
-    console.print_lines(f"{_label(found[0])}{of_each}", lines)
-    _show_unserved(found)
-    console.print_lines("Assumed", [("-", note) for note in (*found[0].notes, *notes)])
-
-
-def _side_by_side_tables(found: "Sequence[Recommendation]") -> None:
+def _side_by_side_tables(
+    found: "Sequence[Recommendation]",
+) -> tuple[list[list[list[str]]], str]:
+    """Columns of tables, the formats first, each table as wide as the terminal; and the legend."""
     from quantkit.advise import words
     from quantkit.cli import console
 
@@ -311,14 +336,21 @@ def _side_by_side_tables(found: "Sequence[Recommendation]") -> None:
         [_short(one.gpu.name), *(cells[one.gpu.name].get(name, "") for name in kept)]
         for one in served
     ]
-    for part in _side_by_side(columns, console.width() - max(map(len, kept), default=0)):
-        headings, *rows = zip(["", *kept], *part, strict=True)
-        console.print_table(headings, rows)
+    parts = _side_by_side(columns, console.width() - max(map(len, kept), default=0))
     has_gaps = not all(all(column) for column in columns)
     legend = [words.star(found[0].question.objective)]
     legend += [words.EMPTY] if has_gaps else []
     legend += [words.NO_FP8_CACHE] if len(kept) < len(served_somewhere) else []
-    console.say(" ".join(legend))
+    return [[["", *kept], *part] for part in parts], " ".join(legend)
+
+
+def _print_side_by_side(tables: "Sequence[Sequence[Sequence[str]]]", legend: str) -> None:
+    from quantkit.cli import console
+
+    for columns in tables:
+        headings, *rows = zip(*columns, strict=True)
+        console.print_table(headings, rows)
+    console.say(legend)
 
 
 def _side_by_side(columns: list[list[str]], width: int) -> list[list[list[str]]]:

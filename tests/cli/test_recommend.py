@@ -1,6 +1,7 @@
 """`quantkit recommend` and `quantize --fit`: what they print, and inputs that make no sense."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +136,19 @@ def test_all_gpus_in_json_and_as_a_page(run_cli, tmp_path):
     data = json.loads(result.stdout)
     assert len(data["answers"]) >= 45
     assert "Type a GPU" in target.read_text()
+
+
+def test_many_gpus_with_prices_are_sorted_by_cost(run_cli, tmp_path):
+    names = [gpu.name for gpu in gpus.load() if gpu.memory_gb >= 40 and gpu.vendor == "nvidia"]
+    prices = tmp_path / "prices.yaml"
+    listed = "".join(f"  {name}: {n + 1}\n" for n, name in enumerate(names))
+    prices.write_text(f"date: 2026-11-01\ncurrency: EUR\nper_hour:\n{listed}")
+    result = run_cli(["recommend", "8B", "--gpu", ",".join(names), "--prices", prices])
+    assert result.code == 0, result.stderr
+    line = result.stdout.split("Cost per million")[1].splitlines()[1]
+    costs = [float(text.replace(",", "")) for text in re.findall(r": ([\d.,]*\d)(?:,|$)", line)]
+    assert len(costs) == len(names)
+    assert costs == sorted(costs)
 
 
 def test_a_gpu_that_is_not_listed_can_be_described(run_cli):

@@ -1,6 +1,7 @@
 """On a real terminal, where bars are drawn: results are still there when they are gone."""
 
 import io
+import json
 import os
 import pty
 import re
@@ -119,3 +120,18 @@ def test_a_terminal_is_told_at_once_that_libraries_are_loaded(monkeypatch, is_te
         shown = screen.getvalue()
     assert bool(shown) == (is_terminal and not quiet)
     assert screen.getvalue() in ("", f"{shown}\r\x1b[2K")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
+@pytest.mark.parametrize("more", [[], ["--objective", "throughput", "--users", "40"]])
+def test_all_gpus_fit_on_a_screen_or_two_and_each_has_its_choice(run_cli, more):
+    command = ["recommend", "8B", "--gpu", "all", *more]
+    code, shown = on_terminal(command)
+    assert code == 0
+    assert shown.count("\n") < 60
+    told = re.sub(r"\s+", " ", shown)
+    answers = json.loads(run_cli([*command, "--json"]).stdout)["answers"]
+    for answer in answers:
+        assert (f" {answer['gpu']}: " in told) == (answer["format"] is not None)
+        assert answer["gpu"] in told
+        assert answer["format"] is None or f" {answer['format']} " in told
