@@ -6,7 +6,7 @@ from quantkit.advise.formats import Format
 from quantkit.advise.question import Catalogue
 from quantkit.recipe import GGUFRecipe, load
 
-NO_GAIN = "no smaller and no faster than a format above"
+NO_GAIN = "no smaller or faster than one that is considered"
 FEW_BITS = "fewer than 4 bits lose too much"
 NOT_FOR_MOE = "the native engine does not support them for MoE models"
 NO_FIGURE = "no published quality figure"

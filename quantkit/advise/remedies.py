@@ -21,6 +21,7 @@ from quantkit.hardware.gpus import GPU
 
 COUNTS = (2, 3, 4, 5, 6, 7, 8, 16)
 LEAST_CONTEXT = 256
+MOST_USERS = 1 << 20
 LEAST_RATE = 0.1
 """Tokens per second per user; offloading that is slower helps nobody."""
 COMPUTERS = (*BOARDS, "DGX Spark")
@@ -74,17 +75,13 @@ def _find(question: Question, gpu: GPU, found: Sequence[Candidate]) -> Iterator[
             best.format.name,
             f"a shorter context: {context:,} tokens fit with {best.format.name}",
         )
-    if question.users and question.users > 1:
-        fewer = [c for c in serving(question.but(users=1), gpu) if c.fit]
-        if fewer:
-            best = max(fewer, key=lambda c: c.fit.users if c.fit else 0)
-            users = best.fit.users if best.fit else 1
-            yield Remedy(
-                f"--users {users}",
-                best.format.name,
-                f"fewer users: {users} fit{'s' * (users == 1)} at the same time with "
-                f"{best.format.name}",
-            )
+    if fewer := _most_users(question, gpu, found):
+        users, best = fewer
+        yield Remedy(
+            f"--users {users}",
+            best.format.name,
+            f"fewer users: {users} at the same time with {best.format.name}",
+        )
     if split := _partly(question, gpu):
         yield split
     for count in COUNTS:
@@ -236,6 +233,30 @@ def _longest_context(question: Question, gpu: GPU) -> tuple[int, Candidate] | No
     context = best * LEAST_CONTEXT
     first = _first(shortened(context), gpu)
     return None if first is None else (context, first)
+
+
+def _most_users(
+    question: Question, gpu: GPU, found: Sequence[Candidate]
+) -> tuple[int, Candidate] | None:
+    """As many as the roomiest format holds, the number that is printed for it; fewer if answers
+    would be too slow.
+    """
+    good = [c for c in found if c.lacks == "memory" and _kept(c) >= question.min_quality]
+    roomiest = max(good, key=lambda c: c.room, default=None)
+    room = roomiest.room if roomiest else 0
+    low, high = 0, min(room or MOST_USERS, (question.users or 1) - 1)
+    middle = high
+    while low < high:
+        if any(serving(question.but(users=middle), gpu)):
+            low = middle
+        else:
+            high = middle - 1
+        middle = (low + high + 1) // 2
+    if low == 0:
+        return None
+    able = ranking_of(list(serving(question.but(users=low), gpu)), question)
+    same = (c for c in able if low == room and roomiest and c.format == roomiest.format)
+    return low, next(same, able[0])
 
 
 def _smallest_gpu(question: Question, gpu: GPU) -> Candidate | None:

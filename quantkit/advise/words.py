@@ -262,6 +262,9 @@ def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) 
     else:
         among = f"{BEST[objective]} among {len(serving)} formats that fit and keep"
     text = f"{among} at least {question.min_quality:g} of the quality: {figure(chosen, objective)}"
+    if objective == "throughput" and (roomless := _without_room(chosen, serving)):
+        room = users(roomless.load.users)
+        text += f"; {roomless.format.name} keeps more, but leaves cache room for only {room}"
     alike = [c for c in serving if not c.quality or c.quality.is_prior == _is_prior(chosen)]
     best = min(alike, key=lambda c: merit(c, objective))
     if objective == "memory":
@@ -274,6 +277,18 @@ def reason(chosen: Candidate, serving: Sequence[Candidate], question: Question) 
         better = f"{best.format.name} may be better ({figure(best, objective)})"
         return f"{text}; {better}, but needs {label(best.format.engine)}"
     return text
+
+
+def _without_room(chosen: Candidate, serving: Sequence[Candidate]) -> Candidate | None:
+    """The best of those that keep more quality and have room for fewer users."""
+    return next(
+        (
+            c
+            for c in serving
+            if kept_step(c) > kept_step(chosen) and c.load.users < chosen.load.users
+        ),
+        None,
+    )
 
 
 def _least(text: str, chosen: Candidate, serving: Sequence[Candidate]) -> str:
@@ -303,6 +318,8 @@ def against(second: Candidate, chosen: Candidate, question: Question) -> str:
             text += f"; keeps {'more' if gap > 0 else 'less'} quality, {quality_kept(second)}"
     if question.qualities and _is_prior(second) and not _is_prior(chosen):
         text += "; not in the report"
+    if question.objective == "throughput" and second.load.users < chosen.load.users:
+        text += f"; leaves cache room for {users(second.load.users)}, not {chosen.load.users:,}"
     if second.format.engine != chosen.format.engine:
         text += f"; served by {label(second.format.engine)}"
     return text

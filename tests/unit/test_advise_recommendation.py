@@ -24,7 +24,7 @@ from quantkit.advise import (
 )
 from quantkit.advise.candidates import evaluate, merit
 from quantkit.advise.quality import Quality
-from quantkit.advise.question import OBJECTIVES, Catalogue, Measurements, Question
+from quantkit.advise.question import OBJECTIVES, Catalogue, Limits, Measurements, Question
 from quantkit.advise.ranking import HANDICAP, TIE
 from quantkit.advise.recommendation import recommend
 from quantkit.advise.speed import Span, Speed
@@ -577,3 +577,46 @@ def test_a_recipe_without_gain_is_no_smaller_than_one_that_is_considered():
             if not_considered._kind(f) == not_considered._kind(one)
         ]
         assert catalogue.work(one).stored_bytes >= 0.98 * min(sizes[twin] for twin in twins), name
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "question"),
+    [
+        ("L40S", "70B", {"users": 256, "count": 2}),
+        ("H100 SXM", "70B", {"users": 256, "count": 2, "objective": "throughput"}),
+        ("MI300X", "70B", {"users": 1000, "count": 2}),
+    ],
+)
+def test_fewer_users_are_as_many_as_the_reason_and_the_list_have_room_for(gpu, model, question):
+    found = answer(gpu, model, **question)
+    (way,) = [remedy for remedy in found.remedies if remedy.change.startswith("--users")]
+    users = int(way.change.split()[1])
+    assert named(found)[way.format].room == users
+    assert f"room for {users} of" in found.reason
+    assert recommend(found.question.but(users=users), found.gpu, in_depth=False).chosen
+
+
+def test_fewer_users_are_so_few_that_answers_are_in_time():
+    limits = Limits(tpot=0.02)
+    found = answer("H100 SXM", "70B", users=64, count=2, limits=limits)
+    (way,) = [remedy for remedy in found.remedies if remedy.change.startswith("--users")]
+    users = int(way.change.split()[1])
+    assert users < 64
+    more, few = (
+        recommend(found.question.but(users=n), found.gpu, in_depth=False).chosen
+        for n in (users + 1, users)
+    )
+    assert more is None
+    assert few is not None
+
+
+def test_formats_that_lose_by_the_room_for_caches_say_so():
+    found = answer("H100 SXM", "70B", objective="throughput")
+    most, second = found.chosen.load.users, found.runner_up.load.users
+    assert second < most
+    assert f"cache room for {second} users, not {most}" in found.runner_up_reason
+    better = next(c for c in found.candidates if f"; {c.format.name} keeps more" in found.reason)
+    assert better.quality.recovery > found.chosen.quality.recovery
+    assert f"cache room for only {better.load.users} users" in found.reason
+    given = answer("H100 SXM", "70B", objective="throughput", users=4)
+    assert "cache room" not in given.reason + given.runner_up_reason
