@@ -7,6 +7,8 @@ from typing import Any
 
 from quantkit import formats
 from quantkit.errors import UnknownName
+from quantkit.hardware import support
+from quantkit.hardware.gpus import GPU
 from quantkit.model.architecture import EXPERT
 from quantkit.recipe import Recipe
 from quantkit.schemes import ActivationScheme, WeightScheme
@@ -141,3 +143,16 @@ def by_names(names: Sequence[str] = ()) -> list[Candidate]:
     wanted = names or ("int",)
     every = [n for name in wanted for n in MIXES.get(name, (name,))]
     return [find(name) for name in dict.fromkeys((*every, SIXTEEN))]
+
+
+def mixes_for(gpu: GPU) -> list[str]:
+    """Mixes of which vLLM runs every format on a GPU."""
+    return [
+        mix
+        for mix, names in MIXES.items()
+        if all(support.runs(gpu, _key(find(name))).how != "no" for name in names)
+    ]
+
+
+def _key(candidate: Candidate) -> str:
+    return support.format_of(None if candidate.is_exact else candidate.recipe)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from quantkit import resources
 from quantkit.advise import offload, parallel, sizing
 from quantkit.advise.memory import Extras
 from quantkit.advise.profiles import Profile, find, is_large
@@ -17,7 +18,9 @@ from quantkit.advise.split import ANY, Split
 from quantkit.engine import label
 from quantkit.errors import EngineError, HardwareError, UnknownName
 from quantkit.hardware import support
-from quantkit.recipe import AnyRecipe, GGUFRecipe
+from quantkit.hardware.gpus import GPU
+from quantkit.mixed.candidates import mixes_for
+from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
 from quantkit.serving import adapters as loras
 from quantkit.serving.adapters import Loras
 from quantkit.serving.demand import Demand as Demand
@@ -190,11 +193,21 @@ def _refuse_unsupported(recipe: AnyRecipe | None, demand: Demand, engine: Engine
         elif how == "no":
             raise HardwareError(
                 f"{gpu.name} does not run {name} in {label(engine)}: {reason}; "
-                f"`quantkit gpus '{gpu.name}'` shows what it runs"
+                f"{_remedy(recipe, format, gpu)}"
             )
         elif how == "emulated":
             notes.append(f"{name} is emulated on {gpu.name}: {reason}")
     return notes
+
+
+def _remedy(recipe: AnyRecipe | None, format: str, gpu: GPU) -> str:
+    """What to do about a format that a GPU does not run."""
+    is_mixed = isinstance(recipe, Recipe) and len(recipe.parts) > 1
+    is_ours = recipe is not None and recipe.name in resources.names("recipes")
+    mixes = mixes_for(gpu) if is_mixed and not is_ours and format != "kv-fp8" else []
+    if mixes:
+        return f"choose from formats that it runs: `quantize --formats {mixes[0]}`"
+    return f"`quantkit gpus '{gpu.name}'` shows what it runs"
 
 
 def _allowed(target: Target, context: int) -> int:

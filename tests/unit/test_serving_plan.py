@@ -16,7 +16,8 @@ from quantkit.advise.split import Split
 from quantkit.errors import CheckpointError, HardwareError, UnknownName
 from quantkit.hardware import gpus
 from quantkit.hardware.support import format_of
-from quantkit.recipe import load
+from quantkit.mixed.candidates import MIXES, mixes_for
+from quantkit.recipe import Recipe, load
 from quantkit.serving import adapters, draft, target
 from quantkit.serving.plan import Demand, Flag, make
 
@@ -137,6 +138,30 @@ def test_old_gpus_compute_in_half_and_formats_they_lack_are_refused():
     assert value(planned("as it is", "T4", context=1024, count=4), "--dtype") == ("half",)
     with pytest.raises(HardwareError, match="does not run kv-fp8"):
         planned("awq-w4a16", "T4", kv_bits=8)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "told"),
+    [("MI300X", "--formats int4-int8"), ("Arc B580", "--formats mxfp4"), ("V100", "quantkit gpus")],
+)
+def test_a_mixed_checkpoint_that_a_gpu_does_not_run_says_what_to_choose_from(gpu, told):
+    five, four = ({"num_bits": bits, "group_size": 128} for bits in (5, 4))
+    mixed = {"name": "mixed-5bits", "summary": "mixed", "method": "gptq", "weights": five}
+    mixed["groups"] = [{"targets": ["re:.*o_proj$"], "weights": four}]
+    wanted = target.planned(MODEL, Recipe.model_validate(mixed), "out/mixed")
+    assert make(wanted, Demand(gpus.find("L40S")))
+    with pytest.raises(HardwareError, match=f"does not run mixed-5bits.*{told}"):
+        make(wanted, Demand(gpus.find(gpu)))
+
+
+def test_mixes_for_a_gpu_are_those_of_the_support_table():
+    found = {name: mixes_for(gpus.find(name)) for name in ("MI210", "MI300X", "H100 SXM", "V100")}
+    assert "int4-int8" in found["MI210"]
+    assert "int" not in found["MI300X"]
+    assert "fp8" in found["MI300X"]
+    assert "fp8" not in found["MI210"]  # which has no FP8
+    assert found["H100 SXM"] == list(MIXES)
+    assert found["V100"] == []
 
 
 def test_a_draft_takes_its_share_of_the_memory():
