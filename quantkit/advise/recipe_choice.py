@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from quantkit.advise import shape, words
-from quantkit.advise.question import Catalogue, Question, considered
+from quantkit.advise import quality, shape, words
+from quantkit.advise.question import MIN_QUALITY, Catalogue, Question, considered
 from quantkit.advise.recommendation import recommend
 from quantkit.errors import AdviceError, HardwareError
 from quantkit.hardware import gpus
@@ -26,10 +26,19 @@ def choose(model: str, place: Place) -> RecipeChoice:
     of_model = shape.of(model)
     if of_model.assumed:
         raise AdviceError(f"{model} is only a size, with nothing to quantise; name a model")
-    among = tuple(format for format in considered(of_model) if not format.is_whole)
+    known = {} if place.report is None else quality.from_report(place.report, of_model)
+    among = tuple(format for format in considered(of_model, known) if not format.is_whole)
     tokens = min(8192, context_of(of_model.config)) if place.context is None else place.context
     found = recommend(
-        Question(Catalogue(of_model, among), context=tokens, users=place.users, count=place.count),
+        Question(
+            Catalogue(of_model, among),
+            tokens,
+            place.users,
+            count=place.count,
+            objective=place.objective,
+            min_quality=MIN_QUALITY if place.min_quality is None else place.min_quality,
+            qualities=known,
+        ),
         device,
     )
     where = words.on(device, place.count)

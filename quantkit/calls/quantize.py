@@ -52,7 +52,9 @@ class Spending:
             from quantkit.advise.mixed import budget
 
             where = self.place
-            return budget(model, where.gpu, where.count, where.context, where.users, self.target)
+            return budget(
+                model, where.gpu, where.count, where.context, where.users or 1, self.target
+            )
         size = size_bytes(self.size) if isinstance(self.size, str) else self.size
         return Budget(self.bits, size)
 

@@ -26,6 +26,9 @@ def one_of(*names: str) -> Callable[[str | None], str | None]:
     return check
 
 
+one_objective = one_of("latency", "throughput", "memory", "quality")
+
+
 def tokens(text: str) -> int:
     """`8192`, `16k` (of 1,024 each) or `1M`."""
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*([kKmM]?)", text.strip())
@@ -64,7 +67,36 @@ FitContext = Annotated[
     typer.Option("--context", min=1, metavar="N", help="With --fit: tokens per user."),
 ]
 FitUsers = Annotated[
-    int, typer.Option("--users", min=1, metavar="N", help="With --fit: concurrent users.")
+    int | None,
+    typer.Option(
+        "--users",
+        min=1,
+        metavar="N",
+        help="With --fit: concurrent users; default: 1, or all that fit for throughput.",
+    ),
+]
+FitObjective = Annotated[
+    str | None,
+    typer.Option(
+        "--objective",
+        metavar="WHAT",
+        help="With --fit: latency (default), throughput, memory or quality.",
+        callback=one_objective,
+    ),
+]
+FitMinQuality = Annotated[
+    float | None,
+    typer.Option(
+        "--min-quality",
+        min=0.01,
+        max=1,
+        metavar="SHARE",
+        help="With --fit: share of the source's accuracy to keep; default: 0.97.",
+    ),
+]
+FitReport = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE", help="With --fit: a report.json of the model."),
 ]
 Bits = Annotated[
     float | None,

@@ -14,6 +14,9 @@ from quantkit.cli.options import (
     Fit,
     FitContext,
     FitCount,
+    FitMinQuality,
+    FitObjective,
+    FitReport,
     FitUsers,
     For,
     Force,
@@ -47,7 +50,10 @@ def command(
     fit: Fit = None,
     count: FitCount = 1,
     context: FitContext = None,
-    users: FitUsers = 1,
+    users: FitUsers = None,
+    objective: FitObjective = None,
+    min_quality: FitMinQuality = None,
+    report: FitReport = None,
     bits: Bits = None,
     size: Size = None,
     mixed: Mixed = False,
@@ -85,10 +91,16 @@ def command(
     from quantkit.calls.quantize import Quantization, Spending
     from quantkit.cli import quantize_view, start
 
-    place = _place(fit, count, context, users)
+    aim = objective or "latency"
+    place = _checked(Place(fit or "", count, context, users, aim, min_quality, report))
     spending = None
     if bits is not None or size is not None or mixed:
         among = tuple(split(formats)) if formats else ()
+        if objective or min_quality or report:
+            raise typer.BadParameter(
+                "--objective, --min-quality and --report choose among recipes, not layer by layer; "
+                "leave them out"
+            )
         room = place if mixed else None
         spending = Spending(bits, size, room, among, sensitivity, target)
     elif target != "vllm" or formats or sensitivity:
@@ -127,10 +139,12 @@ def command(
         quantize_view.show(made, json)
 
 
-def _place(gpu: str | None, count: int, context: int | None, users: int) -> Place | None:
-    """The GPUs of --fit."""
-    if gpu is None:
-        if (count, context, users) != (1, None, 1):
-            raise typer.BadParameter("--count, --context and --users need --fit")
-        return None
-    return Place(gpu, count, context, users)
+def _checked(place: Place) -> Place | None:
+    """The GPUs of --fit; None without it."""
+    if place.gpu:
+        return place
+    if place != Place(""):
+        raise typer.BadParameter(
+            "--count, --context, --users, --objective, --min-quality and --report need --fit"
+        )
+    return None

@@ -19,6 +19,7 @@ from quantkit.cli.options import (
     MaxCpuLoras,
     MaxLoras,
     Replicas,
+    one_objective,
     one_of,
     tokens,
 )
@@ -93,7 +94,7 @@ def command(
         typer.Option(
             metavar="WHAT",
             help="What to optimise: latency (default), throughput, memory or quality.",
-            callback=one_of("latency", "throughput", "memory", "quality"),
+            callback=one_objective,
         ),
     ] = None,
     ttft: Annotated[

@@ -11,8 +11,9 @@ import yaml
 from configs import SMOLLM
 
 from quantkit import resources
-from quantkit.advise import sizes
+from quantkit.advise import recipe_choice, sizes
 from quantkit.hardware import gpus
+from quantkit.hardware.place import Place
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"
 TWO = ["recommend", "8B", "--gpu", "L40S", "--count", "2", "--context", "16384", "--users", "40"]
@@ -353,6 +354,10 @@ def test_quantize_takes_the_recipe_that_fits(run_cli, tmp_path):
         (["demo", "--fit", "RTX4090", "-r", "rtn-w4a16"], 2, "leave out --recipe"),
         (["demo", "-r", "rtn-w4a16", "--users", "4"], 2, "need --fit"),
         (["demo", "-r", "rtn-w4a16", "--context", "4"], 2, "need --fit"),
+        (["demo", "-r", "rtn-w4a16", "--min-quality", "0.9"], 2, "need --fit"),
+        (["demo", "-r", "rtn-w4a16", "--objective", "memory"], 2, "need --fit"),
+        (["demo", "--fit", "RTX4090", "--objective", "speed"], 2, "is not latency"),
+        (["demo", "--fit", "RTX4090", "--objective", "memory", "--mixed"], 2, "leave them out"),
         (["8B", "--fit", "RTX4090"], 3, "only a size"),
         (["demo", "--fit", "RTX409"], 3, "Did you mean"),
         (["demo", "--fit", "RTX4090", "--context", "5000"], 3, "up to 1,024 tokens"),
@@ -364,6 +369,41 @@ def test_fits_that_make_no_sense(run_cli, out, arguments, code, words):
     assert (result.code, result.stdout) == (code, "")
     assert words in " ".join(result.stderr.split())
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--objective", "memory"],
+        ["--objective", "memory", "--min-quality", "0.9"],
+        ["--objective", "throughput", "--count", "2"],
+        ["--users", "8", "--min-quality", "0.995"],
+    ],
+    ids=" ".join,
+)
+def test_a_recipe_that_fits_is_the_quantised_one_that_recommend_would_choose(run_cli, out, more):
+    plan = run_cli(["quantize", "demo", "--fit", "L4", "--dry-run", "-o", out, *more])
+    assert plan.code == 0, plan.stderr
+    answer = json.loads(run_cli(["recommend", "demo", "--gpu", "L4", "--json", *more]).stdout)
+    ranked = [c["format"] for c in answer["answers"][0]["candidates"] if c["serves"]]
+    made = [name for name in ranked if name not in ("unquantised", "gguf-bf16")]
+    assert plan.stderr.startswith(f"{made[0]} for ")
+
+
+def test_a_recipe_that_fits_is_chosen_by_the_scores_of_a_report(run_cli, out, tmp_path):
+    model = tmp_path / "SmolLM2-135M"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(SMOLLM))
+    scored = Path(__file__).parents[2] / "reports" / "smollm2-135m" / "report.json"
+    question = ["--min-quality", "0.98", "--objective", "memory", "--report", scored]
+    answer = json.loads(run_cli(["recommend", model, "--gpu", "L4", "--json", *question]).stdout)
+    ranked = [c["format"] for c in answer["answers"][0]["candidates"] if c["serves"]]
+    made = [name for name in ranked if name not in ("unquantised", "gguf-bf16")]
+    chosen = recipe_choice.choose(
+        str(model), Place("L4", objective="memory", min_quality=0.98, report=scored)
+    )
+    assert chosen.recipe == made[0]
+    assert chosen.recipe != recipe_choice.choose(str(model), Place("L4", objective="memory")).recipe
 
 
 def test_a_model_that_fits_nowhere_says_what_would_help(run_cli, config, out):
