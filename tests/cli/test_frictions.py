@@ -436,7 +436,7 @@ def test_models_that_do_not_fit_have_no_table_and_no_legend(run_cli):
     assert result.code == 1
     assert "no format fits for any of them" in result.stdout.splitlines()[0]
     assert "is the choice" not in result.stdout
-    assert "1 fits at the same time" in result.stdout
+    assert "fewer users: 1 at the same time" in result.stdout
 
 
 def test_assumed_sizes_stand_together_and_names_are_aligned(run_cli):
