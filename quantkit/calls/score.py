@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quantkit.calls import Notify, Work, hub, silent, validation
-from quantkit.errors import QuantkitError, ScoreError, UsageError
+from quantkit.errors import QuantkitError, ScoreError, StorageError, UsageError
 from quantkit.scoring import suites
 from quantkit.scoring.options import Chat as Chat
 from quantkit.scoring.options import ScoreOptions as ScoreOptions
@@ -144,6 +144,8 @@ class Comparison:
     asked: ScoreOptions
     out: Path
     device: str = "auto"
+    force: bool = False
+    """An earlier report and its scores may be replaced."""
 
     needs_transformers = True
 
@@ -153,6 +155,7 @@ class Comparison:
 
     def ready(self, notify: Notify = silent) -> "Work[Report]":
         """Validate before a model is loaded."""
+        validation.new_report(self.out, self.force)
         self.models.check()
         validation.source_among(map(str, self.models.everything))
         check(self.asked)
@@ -174,13 +177,29 @@ class Comparison:
             refuse_damaged(targets)
             scores = self.out / "scores"
             with output_folder(self.out):
+                validation.new_report(self.out, self.force)  # another run may have finished it
+                others = other_scores(scores, targets)
+                if others and not self.force:
+                    raise StorageError(
+                        f"{scores} has scores of {others[0].stem}, which is not compared here; use "
+                        "--force to replace them, or another --out"
+                    )
                 report = Report.of(
                     evaluated(targets, self.asked, self.device, progress, trusting, scores)
                 )
                 files.write(report, self.out)
+                for file in others:
+                    file.with_name(f"{file.stem}.answers.parquet").unlink(missing_ok=True)
+                    file.unlink()
             return report
 
         return work
+
+
+def other_scores(folder: Path, targets: "Sequence[ModelSource | Checkpoint]") -> list[Path]:
+    """Score files in a folder that belong to none of these models."""
+    names = score_names(targets)
+    return [file for file in sorted(folder.glob("*.json")) if file.stem not in names]
 
 
 def needs_hub(models: Models, asked: ScoreOptions) -> bool:
@@ -279,10 +298,9 @@ def refuse_damaged(targets: "Sequence[ModelSource | Checkpoint]") -> None:
 
 def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:
     """Two results of one name would overwrite each other, and no report could tell them apart."""
-    from quantkit.export.foreign import is_source
     from quantkit.scoring.scorecard import SOURCE_NAME
 
-    names = [SOURCE_NAME if is_source(t) else t.label for t in targets]
+    names = score_names(targets)
     if twice := [name for name in names if names.count(name) > 1]:
         if twice[0] == SOURCE_NAME:
             raise ScoreError(
@@ -292,3 +310,11 @@ def refuse_same_names(targets: "Sequence[ModelSource | Checkpoint]") -> None:
             f"two checkpoints in one call are called {twice[0]}: compare each with the source in a "
             "call of its own; `quantkit gate REPORT --against REPORT` compares the two reports"
         )
+
+
+def score_names(targets: "Sequence[ModelSource | Checkpoint]") -> list[str]:
+    """What their score files are called."""
+    from quantkit.export.foreign import is_source
+    from quantkit.scoring.scorecard import SOURCE_NAME
+
+    return [SOURCE_NAME if is_source(target) else target.label for target in targets]

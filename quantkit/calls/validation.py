@@ -7,7 +7,7 @@ misspelt name is the most common error, and imports take seconds, on a busy mach
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from quantkit.errors import CheckpointError, DataError, EngineError, ScoreError
+from quantkit.errors import CheckpointError, DataError, EngineError, ScoreError, StorageError
 from quantkit.storage import MANIFEST, refuse_existing, require_writable
 
 
@@ -111,3 +111,12 @@ def new_folder(folder: Path, force: bool, marker: str = MANIFEST) -> None:
     """The same for a folder that must not exist yet, or be ours."""
     require_writable(folder.parent)
     refuse_existing(folder, force, marker)
+
+
+def new_report(folder: Path, force: bool) -> None:
+    """An earlier report, and the scores beside it, are not replaced unless `force`."""
+    if (folder / "report.json").exists() and not force:
+        raise StorageError(
+            f"{folder / 'report.json'} exists already; use --force to replace it and its scores, "
+            "or another --out"
+        )

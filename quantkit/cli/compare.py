@@ -9,6 +9,7 @@ from quantkit.cli.options import (
     AsJson,
     Datasets,
     Device,
+    Force,
     Limit,
     MaxLength,
     Quiet,
@@ -39,6 +40,7 @@ def command(
     device: Device = "auto",
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
+    force: Force = False,
     json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -50,6 +52,6 @@ def command(
     of = Models(models, source, revision, trust_remote_code=trust_remote_code)
     names = split(tasks) if tasks is not None else None
     asked = ScoreOptions.of(names, of.everything, limit=limit, max_length=max_length, data=data)
-    report = start.run(Comparison(of, asked, out, device), quiet, verbose)
+    report = start.run(Comparison(of, asked, out, device, force), quiet, verbose)
     start.show_report(report, json)
     typer.echo(f"written: {out}/report.json, report.md, report.html, scores/", err=True)

@@ -558,3 +558,38 @@ def test_an_unknown_first_token_is_the_same_sign_on_terminal_and_page(run_cli, t
     assert row[3] == UNKNOWN
     run_cli([*asked, "--html", tmp_path / "page.html"])
     assert f">{UNKNOWN}</td>" in (tmp_path / "page.html").read_text()
+
+
+def test_a_finished_report_is_replaced_only_with_force_and_then_completely(
+    run_cli, demo_made, tmp_path
+):
+    out, scores = tmp_path / "report", tmp_path / "report" / "scores"
+    asked = ["--tasks", "python_quiz", "-o", out]
+    both = ["compare", "demo", demo_made / "fp8-dynamic", demo_made / "gguf-q8_0", *asked]
+    assert run_cli([*both, "--limit", "4"]).code == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    again = ["compare", "demo", demo_made / "fp8-dynamic", "--limit", "2", *asked]
+    message = one_error(run_cli(again))
+    assert str(out / "report.json") in message
+    assert "--force" in message
+    assert "another --out" in message
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert run_cli([*again, "--force"]).code == 0
+    names = {"source.json", "fp8-dynamic.json"}
+    names |= {"source.answers.parquet", "fp8-dynamic.answers.parquet"}
+    assert {path.name for path in scores.iterdir()} == names
+    (candidate,) = json.loads((out / "report.json").read_text())["candidates"]
+    assert candidate["name"] == "fp8-dynamic"
+
+
+def test_scores_of_others_do_not_stay_beside_a_new_report(run_cli, demo_made, tmp_path):
+    """An interrupted comparison leaves scores without a report."""
+    out, asked = tmp_path / "report", ["--tasks", "python_quiz", "--limit", "2"]
+    left = ["score", demo_made / "gguf-q8_0", *asked, "-o", out / "scores"]
+    assert run_cli(left).code == 0
+    call = ["compare", "demo", demo_made / "fp8-dynamic", *asked, "-o", out]
+    message = one_error(run_cli(call))
+    assert f"{out / 'scores'} has scores of gguf-q8_0" in message
+    assert "--force" in message
+    assert (out / "scores" / "gguf-q8_0.json").is_file()
+    assert not (out / "report.json").exists()
