@@ -191,6 +191,13 @@ def _filled(scratch: Path, target: Path, resumable: bool) -> Iterator[Path]:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
+def lasting_name(folder: Path) -> str:
+    """A folder's name, also while `scratch_folder` fills it under another one."""
+    name = folder.resolve().name
+    found = re.fullmatch(r"\.(.+)\.(?:partial|scratch)", name)
+    return found[1] if found else name
+
+
 def _retired(target: Path) -> Path:
     """Where the folder that `--force` replaces is kept until the new one has its name."""
     return target.with_name(f".{target.name}.replaced")

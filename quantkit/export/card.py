@@ -15,7 +15,7 @@ from quantkit.export.card_facts import Scored
 from quantkit.export.manifest import Manifest
 from quantkit.model.description import README
 from quantkit.parsing import parse_json
-from quantkit.storage import write_text
+from quantkit.storage import lasting_name, write_text
 
 BEGIN = "<!-- quantkit:begin -->"
 END = "<!-- quantkit:end -->"
@@ -55,7 +55,8 @@ def refresh(
     folder: Path, manifest: Manifest, scored: Sequence[Scored] = (), out: Path | None = None
 ) -> bool:
     """Update a finished checkpoint's card, in place or in `out`; returns whether it changed."""
-    return renew(folder, out or folder, lambda old: text_of(folder, manifest, scored, old))
+    place = out or folder
+    return renew(folder, place, lambda old: text_of(folder, manifest, scored, old, place))
 
 
 def renew(folder: Path, out: Path, text: Callable[[str | None], str]) -> bool:
@@ -69,13 +70,20 @@ def renew(folder: Path, out: Path, text: Callable[[str | None], str]) -> bool:
 
 
 def text_of(
-    folder: Path, manifest: Manifest, scored: Sequence[Scored] = (), old: str | None = None
+    folder: Path,
+    manifest: Manifest,
+    scored: Sequence[Scored] = (),
+    old: str | None = None,
+    place: Path | None = None,
 ) -> str:
-    """The card of a checkpoint, with hand-written parts of the old one."""
+    """The card of a checkpoint, with hand-written parts of the old one; `place` is where it goes
+    if that is another folder.
+    """
+    proven, name = verified.current(folder, manifest), lasting_name(place or folder)
     return compose(
         old,
         card_facts.metadata(manifest, scored),
-        card_text.body(manifest, scored, _has_chat(folder), verified.current(folder, manifest)),
+        card_text.body(manifest, scored, _has_chat(folder), proven, name),
         folder / README,
     )
 

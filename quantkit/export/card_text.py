@@ -28,8 +28,9 @@ def body(
     scored: Sequence[Scored] = (),
     has_chat: bool = False,
     proven: Verified | None = None,
+    name: str | None = None,
 ) -> str:
-    """The whole text below the metadata."""
+    """The whole text below the metadata; `name` is the folder's, by which it is served."""
     sections = [
         f"# {plain(facts.last_part(facts.source_name(manifest)))}, {plain(manifest.name)}",
         _what(manifest),
@@ -37,7 +38,7 @@ def body(
         f"## Size\n\n{_size(manifest)}",
         f"## Scores\n\n{scores(scored)}",
         *([f"## Layers that lost most\n\n{_worst(manifest)}"] if manifest.layers else []),
-        f"## Serving\n\n{_serving(manifest, has_chat)}",
+        f"## Serving\n\n{_serving(manifest, has_chat, name or manifest.name)}",
         f"## Checking\n\n{_checking(manifest, proven)}",
         f"## Limits\n\n{_limits(manifest, scored)}",
         f"## Licence\n\n{_licence(manifest)}",
@@ -184,15 +185,14 @@ def _worst(manifest: Manifest) -> str:
     return f"{table(headings, rows)}\n\n{words}."
 
 
-def _serving(manifest: Manifest, has_chat: bool) -> str:
-    name = facts.slug(manifest)
+def _serving(manifest: Manifest, has_chat: bool, name: str) -> str:
     if facts.is_gguf(manifest):
         command, port = f"llama-server -m {shlex.quote(facts.gguf_file(manifest))}", 8080
         engine = "With llama.cpp, in this folder:"
     else:
         recipe = manifest.weights_recipe
         flags = " --kv-cache-dtype fp8" if recipe.kv_cache else ""
-        command, port = f"vllm serve . --served-model-name {name}{flags}", 8000
+        command, port = f"vllm serve . --served-model-name {shlex.quote(name)}{flags}", 8000
         engine = "With vLLM, in this folder:"
     words = [engine, fenced("bash", command)]
     if not facts.is_gguf(manifest) and manifest.weights_recipe.kv_cache:

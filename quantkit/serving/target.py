@@ -14,7 +14,7 @@ from quantkit.model.source import placed, read_config, read_tensors
 from quantkit.nearby import similar
 from quantkit.parsing import parse_json
 from quantkit.recipe import AnyRecipe, GGUFRecipe, Recipe
-from quantkit.storage import IMATRIX, MANIFEST, gguf_files
+from quantkit.storage import IMATRIX, MANIFEST, gguf_files, lasting_name
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def open_target(path: Path) -> Target:
         return _folder(path, recipe, can_chat)
     if len(files) != 1:
         raise CheckpointError(f"{path} does not hold one GGUF file; run `quantkit verify`")
-    name = path.resolve().name
+    name = lasting_name(path)
     shape = shapes.from_config(read_config(path), name)
     return Target(str(files[0]), name, shape, recipe, True, True, can_chat)
 
@@ -108,7 +108,7 @@ def _is_ours(path: Path) -> bool:
 
 def _folder(path: Path, recipe: Recipe | None, can_chat: bool) -> Target:
     """A folder of safetensors."""
-    name, config = path.resolve().name, read_config(path)
+    name, config = lasting_name(path), read_config(path)
     config.pop("quantization_config", None)  # which would be refused in a source
     if recipe is not None:
         with suppress(SourceError):  # a family whose shapes follow from its tensors only

@@ -1,6 +1,7 @@
 """`quantkit serve`: from a folder to an answer, and every way in which an engine fails."""
 
 import json
+import shlex
 import signal
 import socket
 import subprocess
@@ -442,3 +443,17 @@ def test_a_dry_run_names_the_files_that_it_would_write(run_cli, demo_made, tmp_p
     assert result.code == 0, result.stderr
     assert f"would write {tmp_path / 'out' / 'compose.yaml'}" in result.stdout
     assert not (tmp_path / "out").exists()
+
+
+def test_the_card_serves_under_the_same_name(run_cli, demo_made, tmp_path):
+    import shutil
+
+    renamed = shutil.copytree(demo_made / "fp8-dynamic", tmp_path / "our chat")
+    assert run_cli(["card", renamed]).code == 0
+    for folder in (demo_made / "fp8-dynamic", renamed):
+        plan = run_cli(["serve", folder, "--gpu", "H200", "--dry-run", "--json"])
+        name = json.loads(plan.stdout)["served_name"]
+        assert name == folder.name
+        text = (folder / "README.md").read_text()
+        assert f"--served-model-name {shlex.quote(name)}\n" in text
+        assert f'"model": "{name}"' in text
