@@ -34,7 +34,7 @@ class Metric:
     detail: bool = False
     """Repeats what another metric says: only in files, and with `-v`."""
     rereads: str = ""
-    """Another metric that reads the same answers and stands for both in verdicts."""
+    """Another metric that reads the same answers and stands for both where losses are listed."""
     quantile: float | None = None
     """Quantile of the divergence over tokens."""
     hub: str = ""

@@ -8,6 +8,9 @@ from quantkit.scoring.bounds import documents_of
 from quantkit.scoring.scorecard import Score
 from quantkit.scoring.verdict import FEWEST_DOCUMENTS
 
+MOST_COLUMNS = 4
+"""Scores with a column of their own; with more, a table shows the first, the verdicts all."""
+
 
 @dataclass(frozen=True)
 class Floor:
@@ -98,3 +101,16 @@ def judged(
             inside = (f"{name}/{metric}" for name in groups.get(task, ()) for metric in each)
             found = [key for key in inside if key in known]
         yield task, found
+
+
+def columns(
+    first: Iterable[str | None],
+    tasks: Iterable[str],
+    groups: Mapping[str, Sequence[str]],
+    known: Collection[str],
+) -> list[str]:
+    """A table's scores: `first`, then what else candidates are judged by, unless those are many."""
+    shown = [key for key in first if key]
+    keys = (key for _, found in judged(tasks, groups, known) for key in found)
+    more = [key for key in dict.fromkeys(keys) if key not in shown]
+    return shown + more if len(shown + more) <= MOST_COLUMNS else shown

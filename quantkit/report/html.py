@@ -10,7 +10,7 @@ from quantkit.hardware import gpus
 from quantkit.page.document import Section, document
 from quantkit.page.parts import Fact, details, facts, notices
 from quantkit.page.table import Cell, Column, table
-from quantkit.report import cells, damage, pictures, speed
+from quantkit.report import cells, damage, evidence, pictures, speed
 from quantkit.report.document import Comparison, Document, Entry
 from quantkit.report.table import GUESSED
 from quantkit.scoring.paired import ALPHA
@@ -107,7 +107,12 @@ def _table(report: Document) -> Markup:
         Column("Size", numeric=True, note="of source"),
         Column("Bits", numeric=True, note="per weight"),
     ]
-    scored = [name for name in (report.headline, report.accuracy) if name]
+    scored = evidence.columns(
+        (report.headline, report.accuracy),
+        report.baseline.settings.tasks,
+        report.groups,
+        report.baseline.scores,
+    )
     for name in scored:
         task = name.partition("/")[0]
         metric = metrics.of(name)
@@ -206,8 +211,7 @@ def _verdicts(report: Document) -> list[str | Markup]:
     parts: list[str | Markup] = []
     columns = [Column("Model"), Column("Against the source"), Column("p", True, "adjusted")]
     for score in dict.fromkeys(c.score for c in _comparisons(report)):
-        task, _, metric = score.rpartition("/")
-        if task not in report.baseline.settings.tasks or metrics.of(metric).rereads:
+        if score.rpartition("/")[0] not in report.baseline.settings.tasks:
             continue
         rows: list[list[Cell | str | Markup]] = []
         for entry in report.candidates:

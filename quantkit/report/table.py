@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quantkit import metrics
+from quantkit.report import evidence
 from quantkit.scoring import verdict
 from quantkit.scoring.paired import ALPHA, AccuracyChange
 from quantkit.storage import gib
@@ -24,7 +25,8 @@ def titles(report: Report, narrow: bool = False) -> list[str]:
     scores = [report.headline, "change", *([report.accuracy] if report.accuracy else [])]
     if narrow:
         return [*NARROW_TITLES, *map(_narrow, scores)]
-    return [*TITLES, *scores, *(metrics.of(name).label for name in _divergence(report))]
+    distances = (metrics.of(name).label for name in _divergence(report))
+    return [*TITLES, *scores, *_more(report), *distances]
 
 
 def rows(report: Report, narrow: bool = False) -> list[list[str]]:
@@ -32,7 +34,23 @@ def rows(report: Report, narrow: bool = False) -> list[list[str]]:
     cards = (report.baseline, *report.candidates)
     if narrow:
         return [_row(report, card) for card in cards]
-    return [[*_row(report, card), *_from_source(report, card)] for card in cards]
+    more = _more(report)
+    return [
+        [*_row(report, card), *_values(card, more), *_from_source(report, card)] for card in cards
+    ]
+
+
+def _more(report: Report) -> list[str]:
+    """Scores that decide as well, after the headline and the accuracy."""
+    first = [name for name in (report.headline, report.accuracy) if name]
+    source = report.baseline
+    found = evidence.columns(first, source.settings.tasks, source.groups, source.scores)
+    return found[len(first) :]
+
+
+def _values(card: Scorecard, names: list[str]) -> list[str]:
+    scores = {name: card.scores.get(name) for name in names}
+    return ["" if score is None else metrics.shown(n, score.value) for n, score in scores.items()]
 
 
 def _divergence(report: Report) -> list[str]:
@@ -114,8 +132,7 @@ def verdicts(report: Report) -> dict[str, list[tuple[str, str]]]:
     found: dict[str, list[tuple[str, str]]] = {}
     for card in report.candidates:
         for finding in report.findings.get(card.name, ()):
-            task, _, metric = finding.score.rpartition("/")
-            if task in report.baseline.settings.tasks and not metrics.of(metric).rereads:
+            if finding.score.rpartition("/")[0] in report.baseline.settings.tasks:
                 found.setdefault(finding.score, []).append((card.name, finding.words))
     return found
 

@@ -163,3 +163,31 @@ def test_what_makes_scores_incomparable_names_the_tasks():
     ):
         assert one.differences(other) == said
         assert bool(other.differences(one)) == bool(said)
+
+
+def test_every_score_that_decides_is_shown(cards):
+    """`acc_norm` reads the answers of `acc` again, and decides as well."""
+
+    def also(card, seed):
+        scores = {"quiz/acc": card.scores["mmlu/acc"], "quiz/acc_norm": card.scores["mmlu/acc"]}
+        scores |= {"wikitext/perplexity": card.scores["wikitext/perplexity"]}
+        settings = card.settings.model_copy(update={"tasks": {"wikitext": "2", "quiz": "1"}})
+        rng = random.Random(seed)
+        answers = [
+            Outcome("quiz", place, f"{place}", metric, float(rng.random() < 0.7), 1.0, 0.25)
+            for metric in ("acc", "acc_norm")
+            for place in range(300)
+        ]
+        made = card.model_copy(update={"scores": scores, "settings": settings, "groups": {}})
+        return Evaluation(made, answers)
+
+    report = Report.of([also(card, seed) for seed, card in enumerate(cards)])
+    assert "quiz/acc_norm" in report.recommendation.reason
+    assert "quiz/acc_norm" in table.titles(report)
+    assert len({len(row) for row in (table.titles(report), *table.rows(report))}) == 1
+    assert "quiz/acc_norm" in table.verdicts(report)
+    text = html.render(report.document, "0")
+    assert "Length-normalised accuracy" in text
+    assert "<caption>quiz/acc_norm" in text or "quiz/acc_norm</" in text
+    narrow = table.titles(report, narrow=True)
+    assert not any("acc_norm" in title for title in narrow)
