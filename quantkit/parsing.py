@@ -71,7 +71,9 @@ def parse_yaml(raw: bytes | str, loader: Any) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
-        raise ValueError(f"it is not valid YAML{where}") from error
+        reason = getattr(error, "problem", None)
+        why = f": {reason}" if isinstance(reason, str) and reason.isprintable() else ""
+        raise ValueError(f"it is not valid YAML{where}{why}") from error
     except RecursionError:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
 

@@ -122,7 +122,7 @@ def problems(
     lines: list[tuple[str, str]] = []  # path and message; "" stands for `wanted`
     for fault in error.errors():
         place, model = _place(fault["loc"], kind)
-        path = ".".join(part for part in place if part not in unseen)
+        path = ".".join(part for part in place if part not in unseen).replace(".#", " #")
         sort, context = fault["type"], fault.get("ctx", {})
         if sort in ("extra_forbidden", "invalid_key"):  # a number is not a field name either
             lines.append((path, f"unknown key; {suggestion(place[-1], _keys(model))}"))
@@ -251,12 +251,14 @@ def _place(
     owner: type[BaseModel] | None = kind
     kinds: list[Any] = [kind]
     for part in location:
+        name = _key(str(part))
         models = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
         holder = next((m for m in models if _field(m, part) is not None), None)
         if holder is not None:
             kinds = _branches(_field(holder, part))
         elif isinstance(part, int) and any(get_origin(k) in (list, tuple) for k in kinds):
             kinds = [b for k in kinds for inner in get_args(k) for b in _branches(inner)]
+            name = f"#{part + 1}"  # people count from one
         elif len(kinds) > 1 and (
             (tagged := [m for m in models if part in _tag_of(m)]) or _names_branch(part, kinds)
         ):
@@ -267,7 +269,7 @@ def _place(
         else:  # a key of a mapping, or an unknown one
             inside = [get_args(k)[1] for k in kinds if len(get_args(k)) == 2]
             kinds = [b for inner in inside for b in _branches(inner)]
-        place.append(_key(str(part)))
+        place.append(name)
         owner = holder or (models[0] if models else None)
     return place, owner
 

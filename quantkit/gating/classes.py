@@ -13,12 +13,17 @@ SIZES = {"under-1B": 1e9, "1B-4B": 4e9, "4B-15B": 15e9, "over-15B": float("inf")
 
 
 def class_of(entry: Entry) -> str:
-    """`8-bit`, also for more bits; `4-bit` for 4 to 6; `below` for 2 and 3."""
+    """The class of a candidate's quantised layers, as far as it is known how they were stored."""
     bits = _stored_bits(entry)
     if bits is not None:
-        return "8-bit" if bits > 6 else "4-bit" if bits >= 4 else "below"
+        return of_bits(bits)
     bpw = entry.bits_per_weight
     return "8-bit" if bpw >= EIGHT_FROM else "4-bit" if bpw >= FOUR_FROM else "below"
+
+
+def of_bits(bits: int) -> str:
+    """`8-bit`, also for more bits; `4-bit` for 4 to 6; `below` for 2 and 3."""
+    return "8-bit" if bits > 6 else "4-bit" if bits >= 4 else "below"
 
 
 def size_of(document: Document) -> str:

@@ -11,23 +11,26 @@ cannot_tell: ask
 """
 
 import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
 from quantkit.errors import PolicyError
+from quantkit.gating.classes import of_bits
 from quantkit.gating.text import plain
 from quantkit.report.evidence import Floor
-from quantkit.specs import problems, read_yaml
+from quantkit.specs import problems, read_yaml, shown
 
 SHIPPED = Path(__file__).parent / "policies"
 
@@ -100,6 +103,18 @@ class Rule(_Strict):
     """Only if the source has this many weights."""
     limits: Annotated[dict[str, Limit], Field(min_length=1)]
 
+    @field_validator("bits", mode="before")
+    @classmethod
+    def _name_class(cls, value: Any) -> Any:
+        """Name the class of a number of bits: `3-bit` is `below`."""
+        found = re.fullmatch(r"(\d{1,2})(?:[- ]?bits?)?", str(value))
+        if found is None or value in get_args(Class):
+            return value
+        raise ValueError(
+            f"must be {', '.join(get_args(Class)[:-1])} or {get_args(Class)[-1]}, not "
+            f"{shown(value)}; {int(found[1])} bits are in the class {of_bits(int(found[1]))}"
+        )
+
     @model_validator(mode="before")
     @classmethod
     def _split(cls, data: Any) -> Any:
@@ -157,12 +172,12 @@ class Policy(_Strict):
     def _demands_something(self) -> "Policy":
         if not self.rules and not self.against:
             raise ValueError("a policy needs rules")
-        for place, rule in enumerate(self.against):
+        for place, rule in enumerate(self.against, start=1):
             for metric, limit in rule.limits.items():
                 fixed = [b.kind for b in limit.bounds if b.kind not in RELATIVE]
                 if fixed:
                     raise ValueError(
-                        f"against.{place}.{plain(metric)}: {fixed[0]} needs no earlier report; "
+                        f"against #{place}.{plain(metric)}: {fixed[0]} needs no earlier report; "
                         "put it into rules"
                     )
         return self

@@ -59,8 +59,8 @@ def require_fitting(document: Document, rules: Mapping[str, Sequence[Rule]]) -> 
     names = {name for entry in entries for name in (entry.name, entry.recipe or entry.name)}
     problems: dict[str, list[str]] = {}
     for part, listed in rules.items():
-        for place, rule in enumerate(listed):
-            where = f"{part}.{place}"
+        for place, rule in enumerate(listed, start=1):
+            where = f"{part} #{place}"
             for pattern in rule.recipes:
                 if not any(fnmatchcase(name, pattern) for name in names):
                     error = UnknownName("recipe", plain(pattern), map(plain, names))

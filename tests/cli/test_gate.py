@@ -118,7 +118,7 @@ def test_json_is_alone_on_stdout(run_cli, written, good):
 
 def test_a_name_that_leaves_its_line_is_refused(run_cli, written, good):
     message = one_error(run_cli(["gate", written(changed(good, name="a\n::error::x\x1b[31m"))]))
-    assert "candidates.0.name" in message
+    assert "candidates #1.name" in message
     assert "\x1b" not in message
 
 

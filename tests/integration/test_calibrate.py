@@ -440,7 +440,7 @@ def test_fewer_rows_than_samples(refused, tmp_path):
 def test_weights_that_sum_to_nothing(refused, tmp_path, weight):
     path = tmp_path / "mine.yaml"
     path.write_text(f"sources: [{{kind: files, path: a.jsonl, weight: {weight}}}]\n")
-    assert "sources.0.weight" in refused(path)
+    assert "sources #1.weight" in refused(path)
 
 
 def test_a_hub_that_cannot_be_reached(refused, tmp_path):

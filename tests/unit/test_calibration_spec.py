@@ -33,19 +33,19 @@ def test_defaults_are_the_usual_ones(tmp_path):
     ("data", "words"),
     [
         ({"sources": [SOURCE], "sample": 3}, ["sample: unknown key; did you mean n_samples?"]),
-        ({"sources": [SOURCE | {"paht": 1}]}, ["sources.0.paht: unknown key; did you mean path?"]),
+        ({"sources": [SOURCE | {"paht": 1}]}, ["sources #1.paht: unknown key; did you mean path?"]),
         (
             {"sources": [{"kind": "s3", "path": "a"}]},
-            ["sources.0.kind: must be files, hub, stdin, ", "not 's3'"],
+            ["sources #1.kind: must be files, hub, stdin, ", "not 's3'"],
         ),
-        ({"sources": [{"path": "a"}]}, ["sources.0.kind: is missing; choose from: files, hub,"]),
-        ({"sources": [{"kind": "files"}]}, ["sources.0.path: is missing"]),
+        ({"sources": [{"path": "a"}]}, ["sources #1.kind: is missing; choose from: files, hub,"]),
+        ({"sources": [{"kind": "files"}]}, ["sources #1.path: is missing"]),
         ({"sources": []}, ["sources: must be a list of at least one, not []"]),
         ({"summary": "nothing"}, ["sources: is missing"]),
-        ({"sources": [SOURCE | {"weight": 0}]}, ["sources.0.weight: must be above 0, not 0"]),
-        ({"sources": [SOURCE | {"weight": -1}]}, ["sources.0.weight: must be above 0, not -1"]),
-        ({"sources": [SOURCE | {"weight": float("inf")}]}, ["sources.0.weight: "]),
-        ({"sources": [SOURCE | {"weight": float("nan")}]}, ["sources.0.weight: "]),
+        ({"sources": [SOURCE | {"weight": 0}]}, ["sources #1.weight: must be above 0, not 0"]),
+        ({"sources": [SOURCE | {"weight": -1}]}, ["sources #1.weight: must be above 0, not -1"]),
+        ({"sources": [SOURCE | {"weight": float("inf")}]}, ["sources #1.weight: "]),
+        ({"sources": [SOURCE | {"weight": float("nan")}]}, ["sources #1.weight: "]),
         (
             {"sources": [SOURCE | {"weight": 1}, {"kind": "python-docs"}]},
             ["give every source a weight, or none"],
@@ -70,8 +70,8 @@ def test_defaults_are_the_usual_ones(tmp_path):
             {"sources": [SOURCE], "redact": ["emial"]},
             ["redact: unknown kind of redaction 'emial'. Did you mean email?"],
         ),
-        ({"sources": [SOURCE | {"max_rows": 0}]}, ["sources.0.max_rows: "]),
-        ({"sources": [SOURCE | {"rows": "poem"}]}, ["sources.0.rows: must be chat, "]),
+        ({"sources": [SOURCE | {"max_rows": 0}]}, ["sources #1.max_rows: "]),
+        ({"sources": [SOURCE | {"rows": "poem"}]}, ["sources #1.rows: must be chat, "]),
     ],
 )
 def test_wrong_sets_are_told_where_and_why(tmp_path, data, words):

@@ -44,25 +44,25 @@ def told(data):
         ({"zzz": []}, "zzz: unknown key; choose from: pets, size, rooms, warmth, road"),
         ({1: []}, "1: unknown key; choose from: pets, size, rooms, warmth, road"),
         ({"pets": "cat"}, "pets: must be a list, such as [a, b], not 'cat'"),
-        ({"pets": [{"lives": 3}]}, "pets.0.kind: is missing; choose from: cat, dog"),
+        ({"pets": [{"lives": 3}]}, "pets #1.kind: is missing; choose from: cat, dog"),
         (
             {"pets": [{"kind": "cat", "cat": 1}]},
-            "pets.0.cat: unknown key; choose from: kind, lives",
+            "pets #1.cat: unknown key; choose from: kind, lives",
         ),
         (
             {"pets": [{"kind": "cta"}]},
-            "pets.0.kind: must be cat or dog, not 'cta'; did you mean cat?",
+            "pets #1.kind: must be cat or dog, not 'cta'; did you mean cat?",
         ),
-        ({"pets": [{"kind": "dog"}]}, "pets.0.owner_name: is missing"),
+        ({"pets": [{"kind": "dog"}]}, "pets #1.owner_name: is missing"),
         (
             {"pets": [{"kind": "dog", "owner_name": 3}]},
-            "pets.0.owner_name: must be text, not 3; put it into quotes",
+            "pets #1.owner_name: must be text, not 3; put it into quotes",
         ),
         (
             {"pets": [{"kind": "cat"}, {"kind": "cat", "live": 3}]},
-            "pets.1.live: unknown key; did you mean lives?",
+            "pets #2.live: unknown key; did you mean lives?",
         ),
-        ({"pets": [{"kind": "cat", "lives": 10}]}, "pets.0.lives: must be 9 or less, not 10"),
+        ({"pets": [{"kind": "cat", "lives": 10}]}, "pets #1.lives: must be 9 or less, not 10"),
         ({"size": "atuo"}, "size: must be a whole number or auto, not 'atuo'; did you mean auto?"),
         (
             {"rooms": {"attic": {"kind": "cat", "life": 1}}},
@@ -80,7 +80,12 @@ def test_a_problem_is_one_line_in_our_words(data, line):
 
 def test_all_problems_are_told_each_once():
     lines = told({"warmth": 0, "size": "x", "pets": [{"kind": "cat", "lives": 0, "a": 1}]})
-    assert [line.split(":")[0] for line in lines] == ["pets.0.lives", "pets.0.a", "size", "warmth"]
+    assert [line.split(":")[0] for line in lines] == [
+        "pets #1.lives",
+        "pets #1.a",
+        "size",
+        "warmth",
+    ]
 
 
 def test_what_was_given_is_shown_short_and_in_one_line():
@@ -98,7 +103,7 @@ def test_what_was_given_is_shown_short_and_in_one_line():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: [1", "is not valid YAML at line 1"),
+        ("a: [1", "is not valid YAML at line 1: expected "),
         ("a: 1\nb: {c: 1, c: 2}", ": c appears twice, again in line 2"),
         ("a: !!python/object/apply:os.getcwd []", "is not valid YAML"),
     ],

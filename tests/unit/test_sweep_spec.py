@@ -44,8 +44,8 @@ def test_names_alone_are_enough(tmp_path):
     [
         ("recipe: [a]", "recipe: unknown key; did you mean recipes?"),
         ("models: []", "models: must be a list of at least one, not []"),
-        ("models: [3]", "models.0: must be a name, or lines such as `key: value`, not 3"),
-        ("models: [{model: demo, name: a/b}]", "models.0.name: must be a name of letters"),
+        ("models: [3]", "models #1: must be a name, or lines such as `key: value`, not 3"),
+        ("models: [{model: demo, name: a/b}]", "models #1.name: must be a name of letters"),
         ("models: [{model: demo, revison: x}]", "unknown key; did you mean revision?"),
         (
             "resources: {quantise: {gpus: 1}}",
