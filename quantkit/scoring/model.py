@@ -172,7 +172,7 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
         self._progress = progress
         self._encoder = Encoder(self)
         self._answerer = Answerer(model, self.max_length, how.batch_size)
-        self._folder, self._how = target.folder, how
+        self._folder, self._cache, self._how = target.folder, folder, how
         self._kept = _Caches.of(target, model, folder)
         self._n_asked = self._n_kept = 0
         self._task = ""
@@ -187,13 +187,13 @@ class EvaluatedModel(HFLM):  # type: ignore[misc]
 
     @property
     def cache_hits(self) -> str:
-        """Which answers came from the cache, in words; empty where none did."""
+        """Which answers came from which cache, in words; empty where none did."""
         if not self._n_kept:
             return ""
         if self._n_kept == self._n_asked:
-            return f"{self._label}: all answers come from the cache"
+            return f"{self._label}: all answers come from the cache {self._cache}"
         share = f"{self._n_kept / self._n_asked:.0%}"
-        return f"{self._label}: {share} of the answers come from the cache"
+        return f"{self._label}: {share} of the answers come from the cache {self._cache}"
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         self._progress.start(f"score {self._label}", len(requests), "options")

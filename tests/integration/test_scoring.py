@@ -103,7 +103,7 @@ def test_nothing_is_answered_twice(data, tmp_path, counted):
     assert first.card.scores[f"{TASK}/acc"].n == N_QUESTIONS
     counted.clear()
     second = ask(data, tmp_path, progress=told)
-    assert told.notes == ["demo: all answers come from the cache"]
+    assert told.notes == [f"demo: all answers come from the cache {tmp_path / 'cache'}"]
     assert sum(counted) == 0
     assert second.card.scores == first.card.scores
     assert second.outcomes == first.outcomes
