@@ -24,11 +24,11 @@ def _run(run: Scored) -> str:
             _shown(figure.metric, figure.value, figure.stderr),
             _change(figure),
             "higher" if figure.higher_is_better else "lower",
-            f"{figure.n:,}",
+            f"{figure.n:,} {metrics.of(figure.metric).counts}",
         ]
         for figure in run.figures
     ]
-    figures = table(["score", "source", "this checkpoint", "change", "better", "n"], rows)
+    figures = table(["score", "source", "this checkpoint", "change", "better", "measured on"], rows)
     limit = f", the first {run.limit:,} documents of each task" if run.limit else ""
     shots = f", {run.num_fewshot} examples" if run.num_fewshot else ""
     where = {

@@ -143,7 +143,7 @@ def test_scores_stand_beside_the_sources_with_intervals():
     assert "20.500 (20.108 to 20.892)" in row
     assert "21.750 (21.260 to 22.240)" in row
     assert "+6.10%" in row
-    assert "| 30.1% (27.7 to 32.6) | -0.9 points | higher | 400 |" in text
+    assert "| 30.1% (27.7 to 32.6) | -0.9 points | higher | 400 questions |" in text
     assert "- wikitext/perplexity: 6.10% higher: a loss" in text
     assert "the first 100 documents" in text
     assert "Quality was not measured" not in text
@@ -392,3 +392,18 @@ def test_scores_of_other_files_are_refused():
     source = scorecard("m", None, "f" * 64, 20.0)
     with pytest.raises(ScoreError, match="no score of this checkpoint"):
         report_card.scored(manifest, [], Report.of([source, *stale]).document)
+
+
+def test_what_a_score_was_measured_on_has_a_unit():
+    text = card_of(manifest_of(), [SCORED])
+    rows = [line for line in text.splitlines() if line.startswith(("| wikitext/", "| mmlu/"))]
+    assert [row.split("|")[-2].strip() for row in rows] == ["1,000 tokens", "400 questions"]
+
+
+@pytest.mark.parametrize("name", ["fp8-dynamic", "gguf-q8_0", "int8-w8a8"])
+def test_a_card_has_no_share_of_the_size_but_the_measured_one(name):
+    """Embeddings stay in 16 bits: of a small model much more than half is left."""
+    manifest = manifest_of(name)
+    first = card_text.body(manifest).split("## ")[0]
+    assert f"{manifest.size_bytes / manifest.source.size_bytes:.1%} of the source" in first
+    assert not re.search(r"\b(half|quarter|third)\b", first)
