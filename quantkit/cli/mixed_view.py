@@ -20,8 +20,8 @@ def show_curve(table: "Table") -> None:
 def show_choice(choice: "Choice") -> None:
     """The formats of a choice, by kind."""
     from quantkit.cli import console
-    from quantkit.export.format_map import ranges
     from quantkit.mixed.units import Unit
+    from quantkit.recipe.patterns import ranges
 
     kinds: dict[str, dict[str, list[str]]] = {}
     for name, format in choice.of_unit().items():

@@ -1,15 +1,13 @@
 """Which layers of a mixed checkpoint have which format, in a few rows."""
 
 import re
-from collections.abc import Iterable
 
 from quantkit import numbers
 from quantkit.export.manifest import Manifest
 from quantkit.recipe import GGUFRecipe, Recipe
+from quantkit.recipe.patterns import ranges, split
 
 BLOCK = re.compile(r"^(?:.*?\.)?(\d+)\.(.+)$")
-BLOCKS = re.compile(r"\\?\.?\((\d+(?:\|\d+)*)\)\\\.(.+)$")
-"""In a pattern: block numbers, and what follows them."""
 
 
 def rows(manifest: Manifest) -> list[list[str]]:
@@ -31,9 +29,7 @@ def rows(manifest: Manifest) -> list[list[str]]:
 
 
 def _add_pattern(found: dict[tuple[str, str], list[int]], pattern: str, format: str) -> None:
-    match = BLOCKS.search(pattern)
-    kind = (match[2] if match else pattern).removeprefix("^").removesuffix("$").replace("\\", "")
-    blocks = [int(number) for number in match[1].split("|")] if match else []
+    kind, blocks = split(pattern)
     found.setdefault((kind, format), []).extend(blocks)
 
 
@@ -42,14 +38,3 @@ def label(part: Recipe) -> str:
     weights, inputs = part.weights, part.input_activations
     static = inputs is not None and inputs.dynamic is False
     return numbers.label(weights, inputs, weights.symmetric, static)
-
-
-def ranges(blocks: Iterable[int]) -> str:
-    """`0-3, 7` for blocks 0, 1, 2, 3 and 7."""
-    found: list[list[int]] = []
-    for number in sorted(set(blocks)):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in found)

@@ -9,7 +9,7 @@ from quantkit import methods, numbers, resources
 from quantkit.errors import RecipeError, UnknownName
 from quantkit.formats import COMPRESSED_TENSORS, FORMATS, find
 from quantkit.numbers import channel_scales
-from quantkit.recipe import files
+from quantkit.recipe import files, patterns
 from quantkit.recipe.named import Named
 from quantkit.schemes import ActivationScheme, KVCacheScheme, Strict, WeightScheme
 from quantkit.specs import suggestion
@@ -308,22 +308,16 @@ class Recipe(Named):
         if self.kv_cache is not None:
             cache = self.kv_cache.words()
         form = "" if self.format == COMPRESSED_TENSORS else f" Files in {self.format} form."
-        kept = f"\n{', '.join(self.unquantised)}: 16 bits." if self.unquantised else ""
-        others = kept + "".join(
-            f"\n{', '.join(group.targets)}: {group.weights.words()}"
-            + (
-                f", activations {group.input_activations.words()}"
-                if group.input_activations
-                else ""
-            )
-            + "."
-            for group in self.groups
-        )
+        others = f"\n16 bits: {patterns.words(self.unquantised)}." if self.unquantised else ""
+        for group in self.groups:
+            own = group.input_activations
+            both = f"{group.weights.words()}, activations {own.words()}" if own else None
+            others += f"\n{both or group.weights.words()}: {patterns.words(group.targets)}."
         data = "needs calibration" if self.needs_calibration else "needs no data"
         left = f", except {', '.join(self.ignore)}" if self.ignore else ""
         return (
-            f"Weights: {self.weights.words()}. {activations}.{others}\n"
-            f"KV cache: {cache}.\n"
+            f"Weights: {self.weights.words()}. {activations}.\n"
+            f"KV cache: {cache}.{others}\n"
             f"Method: {self.method} ({methods.find(self.method).summary}); {data}. "
             f"Layers: {', '.join(self.targets)}{left}.{form}"
         )

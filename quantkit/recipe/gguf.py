@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 
 from quantkit.errors import RecipeError
 from quantkit.recipe.named import Named
+from quantkit.recipe.patterns import words
 from quantkit.specs import suggestion
 
 BLOCK_TYPES = (
@@ -77,7 +78,7 @@ class GGUFRecipe(Named):
 
     def explain(self) -> str:
         """What the recipe does, in words."""
-        others = ", ".join(f"{kind} for {pattern}" for pattern, kind in self.tensors.items())
+        others = ", ".join(f"{kind} for {words([one])}" for one, kind in self.tensors.items())
         data = "Needs no data; with --calibration or --imatrix errors are weighted by the inputs."
         if self.method is not None:
             data = (

@@ -433,3 +433,36 @@ def test_problems_of_a_gguf_recipe_are_named(tmp_path, data, line):
 def test_gguf_has_no_cache_of_fp8():
     with pytest.raises(RecipeError, match="cannot be combined with gguf-q8_0"):
         load("gguf-q8_0+kv-fp8")
+
+
+def test_layers_of_a_mixed_recipe_are_named_by_kind_and_blocks():
+    four = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64}
+    numbers = "|".join(map(str, [0, 1, 2, 3, 7]))
+    targets = [
+        rf"re:.*\blayers\.({numbers})\.self_attn\.(q_proj|k_proj|v_proj|qkv_proj)$",
+        r"re:.*\blayers\.(5)\.mlp\.experts\..*$",
+        "re:.*own.*",
+    ]
+    recipe = Recipe.validated(
+        {
+            "name": "mixed",
+            "summary": "mixed",
+            "method": "gptq",
+            "weights": {**four, "num_bits": 5},
+            "groups": [{"targets": targets, "weights": four}],
+            "unquantised": [r"re:.*\blayers\.(9)\.mlp\.down_proj$"],
+        },
+        "there",
+    )
+    _, cache, kept, group, _ = recipe.explain().splitlines()
+    assert cache.startswith("KV cache")  # model cards quote it
+    assert group.startswith("4-bit integers")
+    assert "self_attn.q_proj, k_proj, v_proj, qkv_proj (blocks 0-3, 7)" in group
+    assert "mlp.experts (block 5)" in group
+    assert "re:.*own.*" in group
+    assert kept == "16 bits: mlp.down_proj (block 9)."
+    file = GGUFRecipe.validated(
+        {"name": "m", "summary": "m", "gguf": "Q4_K_M", "tensors": {r"^blk\.(0|1)\.a\.w$": "Q6_K"}},
+        "there",
+    )
+    assert "Q6_K for a.w (blocks 0-1)" in file.explain()
