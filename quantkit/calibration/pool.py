@@ -6,6 +6,7 @@ that remain, each source keeps a uniform sample large enough to select from.
 
 import hashlib
 import heapq
+import json
 import os
 import random
 import sys
@@ -228,7 +229,7 @@ def _rows(
             account.counts["read"] += 1
             yield row
         return
-    known = recognise.Recogniser(name, source.columns, source.rows)
+    known = recognise.Recogniser(name, source.columns, source.rows, _declared(source))
     for record in islice(_records(source, base, skip_bad, bad, progress, data), source.max_rows):
         account.counts["read"] += 1
         try:
@@ -241,9 +242,16 @@ def _rows(
             if not skip_bad:  # may hold private data, so it is not shown
                 raise DataError(
                     f"{record.place} is not recognised, and is not shown since rows are redacted; "
-                    f"say in the set's file what it is (`columns`), or {SKIP}"
+                    "name its fields in the set's file, such as `columns: {text: FIELD}` beside "
+                    f"the source, or {SKIP}"
                 ) from None
             account.leave_out("unrecognised", record.place if private else str(error))
+
+
+def _declared(source: Files | Hub | Stdin) -> str:
+    """A source as its set's file names it, on one line."""
+    given = source.model_dump(mode="json", exclude_defaults=True, exclude={"columns", "rows"})
+    return ", ".join(f"{key}: {json.dumps(value)}" for key, value in given.items())
 
 
 def _records(

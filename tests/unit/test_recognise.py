@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from quantkit.calibration import spec
 from quantkit.calibration.reading.recognise import SHOWN_CHARACTERS, Empty, Recogniser, Unrecognised
 from quantkit.calibration.reading.record import Record
 from quantkit.errors import DataError, UnknownName
@@ -347,7 +348,7 @@ def test_an_unknown_row_is_shown_with_its_fields():
     message = str(caught.value)
     assert message.startswith("file.jsonl:7: ")
     assert "(label, premise)" in message
-    assert "`columns:` in the spec" in message
+    assert "`text`, `messages`" in message
     assert '{"label": 3, "premise": "ppp' in message
     assert len(message) < SHOWN_CHARACTERS + 250
 
@@ -417,3 +418,24 @@ def test_the_given_row_is_left_as_it_is():
     before = json.dumps(value)
     recognise(value)
     assert json.dumps(value) == before
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ({"id": "a", "said": "Two words or more."}, "text"),
+        ({"id": 3, "event": {"at": "x", "note": "Two words or more."}}, "text"),
+        ({"id": "a", "talk": [USER, ASSISTANT]}, "chat"),
+    ],
+)
+def test_the_columns_that_an_error_offers_work(tmp_path, value, kind):
+    """The advice, written to a file, is a set that reads the row."""
+    declared = 'kind: "files", path: "odd.jsonl"'
+    with pytest.raises(Unrecognised) as caught:
+        Recogniser("odd.jsonl", declared=declared)(Record("odd.jsonl:1", value))
+    message = str(caught.value)
+    assert "calibrate build" in message
+    (tmp_path / "set.yaml").write_text(message[message.index("sources:") :].split("`")[0])
+    (source,) = spec.read(tmp_path / "set.yaml").sources
+    assert source.path == "odd.jsonl"
+    assert recognise(value, columns=source.columns).kind == kind

@@ -80,6 +80,8 @@ class Recogniser:
     """Our field name -> theirs; dots reach into objects: `request.body.messages`."""
     kind: Kind | None = None
     """Accept only this kind, if a row could be read in several ways."""
+    declared: str = ""
+    """The source as the set's file names it; empty where no such file is read."""
 
     def __post_init__(self) -> None:
         for name in self.columns:
@@ -133,14 +135,32 @@ class Recogniser:
     def _unrecognised(self, record: Record) -> Unrecognised:
         value = record.value
         what = f"the row is not of kind {self.kind}" if self.kind else "the row is of no known kind"
-        hint = "`columns:` in the spec says which field is which"
+        hint = "give it fields such as `text`, `messages`, or `prompt` and `completion`"
         if isinstance(value, dict):
+            if self.declared:
+                hint = (
+                    "`columns:` in the set's YAML file says which field is which, such as "
+                    f"`sources: [{{{self.declared}, columns: {{{_example(value)}}}}}]`; then "
+                    "`quantkit calibrate build FILE.yaml --model MODEL -o DIR`"
+                )
             fields = ", ".join(str(name)[:40] for name in list(value)[:20]) or "none"
             what += f" by its fields ({fields})"
             absent = [theirs for theirs in self.columns.values() if reach(value, theirs) is None]
             if absent:
-                hint = f"`columns:` in the spec names {', '.join(absent)}, which it does not have"
+                names = ", ".join(absent)
+                hint = f"`columns:` in the set's file names {names}, which it does not have"
         return Unrecognised(f"{record.place}: {what}; {hint}{QUOTES}{shown(value)}")
+
+
+def _example(value: Mapping[str, Any]) -> str:
+    """A column for the messages of a row, or for its longest text, at most one object deep."""
+    fields = {str(name): held for name, held in value.items()}
+    for name, held in value.items():
+        fields |= {f"{name}.{k}": v for k, v in held.items()} if isinstance(held, dict) else {}
+    if chats := [name for name, held in fields.items() if are_messages(held)]:
+        return f"messages: {json.dumps(chats[0])}"
+    texts = {name: len(held) for name, held in fields.items() if isinstance(held, str)}
+    return f"text: {json.dumps(max(texts, key=texts.__getitem__))}" if texts else "text: FIELD"
 
 
 def reach(value: Any, path: str) -> Any:
