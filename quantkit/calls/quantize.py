@@ -1,5 +1,6 @@
 """Quantise a model: with recipes, with the one that fits a GPU, or within a budget."""
 
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from quantkit.opening import Model
     from quantkit.progress import Progress
     from quantkit.recipe import AnyRecipe
+
+
+TABLE_FOLDER = "sensitivity"
+"""Where `quantkit sensitivity` writes by default."""
 
 
 @dataclass(frozen=True)
@@ -196,8 +201,8 @@ class Quantization:
             )
         if self.dry_run and spending.table is None:
             raise UsageError(
-                "--dry-run with a budget needs a sensitivity table: make one with `quantkit "
-                "sensitivity`, and name it with --sensitivity"
+                "--dry-run with a budget needs a sensitivity table: run "
+                f"`{self._measuring(spending)}`, then add --sensitivity {TABLE_FOLDER}"
             )
         self.data.check()
         validation.output(self.out)
@@ -222,6 +227,23 @@ class Quantization:
             return Quantized(made.checkpoints, choice=made.choice)
 
         return work
+
+    def _measuring(self, spending: Spending) -> str:
+        """The command that makes the table for a budget."""
+        data = self.data
+        given = {
+            "--calibration": data.calibration or default_set(self.model),
+            "--samples": data.samples,
+            "--length": data.length,
+            "--for": spending.target if spending.target != "vllm" else None,
+            "--formats": ",".join(spending.formats) or None,
+            "--revision": self.revision,
+        }
+        options = [str(part) for pair in given.items() if pair[1] is not None for part in pair]
+        options += ["--requantize"] if self.requantize else []
+        options += ["--trust-remote-code"] if self.trust_remote_code else []
+        words = ["quantkit", "sensitivity", str(self.model), *options, "-o", TABLE_FOLDER]
+        return shlex.join(words)
 
     def _ready_for_file(self, recipes: "list[AnyRecipe]") -> "Work[Quantized]":
         """GGUF to GGUF: any architecture, since only types change."""

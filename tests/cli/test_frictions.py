@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import shutil
 from pathlib import Path
 
@@ -593,3 +594,19 @@ def test_scores_of_others_do_not_stay_beside_a_new_report(run_cli, demo_made, tm
     assert "--force" in message
     assert (out / "scores" / "gguf-q8_0.json").is_file()
     assert not (out / "report.json").exists()
+
+
+def test_a_dry_run_of_a_budget_names_the_command_to_run_first(run_cli, tmp_path):
+    given = ["--samples", "4", "--length", "16", "--formats", "int4-int8"]
+    call = ["quantize", "demo", "--bits", "5", "--dry-run", *given, "-o", tmp_path / "out"]
+    message = one_error(run_cli(call), code=2)
+    words = shlex.split(message.split("`")[1])
+    assert words[:3] == ["quantkit", "sensitivity", "demo"]
+    assert words[3:5] == ["--calibration", "python-docs"]
+    for option, value in zip(given[::2], given[1::2], strict=True):
+        assert words[words.index(option) + 1] == value
+    table = tmp_path / "table"
+    made = run_cli([*words[1:-1], table])
+    assert made.code == 0, made.stderr
+    assert f"--sensitivity {words[-1]}" in message
+    assert run_cli([*call, "--sensitivity", table]).code == 0
