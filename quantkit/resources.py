@@ -4,6 +4,7 @@ A wheel carries them under `quantkit/_data/`; in a checkout, recipes and calibra
 top of the repository. No other code knows about the two places.
 """
 
+import shlex
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +32,16 @@ REFUSED = {
     "int4": "4-bit integers are called by their method; use awq-gptq-w4a16, or rtn-w4a16 without "
     "data",
 }
+
+
+def install(extra: str) -> str:
+    """The command that adds an extra. There is no release on the package index: it is built from a
+    checkout, by its path where that is known.
+    """
+    checkout = PACKAGE.parent
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install {shlex.quote(f'{checkout}[{extra}]')}"
+    return f"pip install '.[{extra}]' in a checkout of quantkit"
 
 
 def folder(kind: str) -> Path:

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from quantkit import resources
 from quantkit.engine import http
 from quantkit.errors import MissingDependency, ScoreError
 from quantkit.parsing import parse_json
@@ -31,7 +32,7 @@ class LlamaCpp:
         except ImportError as error:
             raise MissingDependency(
                 "--backend llama.cpp needs the package xllamacpp; "
-                "install it: pip install 'quantkit-llm[llamacpp]'"
+                f"install it: {resources.install('llamacpp')}"
             ) from error
         self.url = str(path)
         self.model = path.name

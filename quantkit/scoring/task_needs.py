@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quantkit import resources
 from quantkit.errors import MissingDependency, QuantkitError, ScoreError
 
 EXTRA = frozenset(
@@ -29,7 +30,7 @@ EXTRA = frozenset(
         "wonderwords",
     }
 )
-"""Packages that `quantkit-llm[tasks]` installs, by the names they are imported under."""
+"""Packages that the extra `tasks` installs, by the names they are imported under."""
 RANDOM_SEED, NUMPY_SEED = 0, 1234  # lm-eval's own, so that tasks draw the same documents
 
 
@@ -90,10 +91,11 @@ def explained(tasks: Sequence[str]) -> Iterator[None]:
         name = error.name or (cause.name if isinstance(cause, ImportError) else None)
         what = f"the package {name}" if name else f"a package ({_first_line(error)})"
         top = (name or "").partition(".")[0]
-        wanted = "quantkit-llm[tasks]" if top in EXTRA or not top else top
+        known = top in EXTRA or not top
+        how = resources.install("tasks") if known else f"pip install {shlex.quote(top)}"
         raise MissingDependency(
             f"{'the task' if len(tasks) == 1 else 'a task of'} {named} needs {what}; install it: "
-            f"pip install {shlex.quote(wanted)}"
+            f"{how}"
         ) from error
     except (ConnectionError, FileNotFoundError, requests.RequestException) as error:
         raise ScoreError(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quantkit import resources
 from quantkit.errors import HardwareError, MissingDependency, StorageError, SweepError
 from quantkit.progress import Progress
 from quantkit.quiet import only_errors
@@ -290,6 +291,6 @@ def _library() -> Any:
         import ray
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            "--on ray needs the package ray; install it: pip install 'quantkit-llm[ray]'"
+            f"--on ray needs the package ray; install it: {resources.install('ray')}"
         ) from error
     return ray

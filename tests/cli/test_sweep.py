@@ -7,6 +7,7 @@ import socket
 import pytest
 import sweeps
 
+from quantkit import resources
 from quantkit.sweep import driver
 from quantkit.sweep.place import Place
 
@@ -89,7 +90,7 @@ def test_ray_that_is_not_installed(refused, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert "pip install 'quantkit-llm[ray]'" in refused(GOOD, "--on", "ray")
+    assert resources.install("ray") in refused(GOOD, "--on", "ray")
 
 
 @needs_ray

@@ -64,7 +64,7 @@ metadata: {{version: 1}}
         (
             "known",
             MissingDependency,
-            r"langdetect; install it: pip install 'quantkit-llm\[tasks\]'",
+            r"langdetect; install it: pip install .*\[tasks\]'",
         ),
         ("nltk", ScoreError, r"needs NLTK's no_such_data, .*nltk\.downloader no_such_data.*--data"),
         ("broken", ScoreError, r"cannot load the task broken: version 4\.9 is too old; check"),

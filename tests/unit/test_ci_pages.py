@@ -217,7 +217,7 @@ def test_the_action_installs_itself_or_the_release_that_is_named(tmp_path, versi
 
 
 def test_pages_do_not_promise_a_release():
-    for page in ("README.md", "docs/tutorial.md", "docs/ci.md", "docs/scaling.md"):
+    for page in ("README.md", "docs/tutorial.md", "docs/ci.md", "docs/scaling.md", "docs/tasks.md"):
         assert not re.search(r"pip install [^`\n]*quantkit-llm(?! @)", (ROOT / page).read_text())
 
 

