@@ -16,6 +16,7 @@ from figures.regions import (
     span,
     table,
 )
+from quantkit.engine.vllm_program import VERSION
 
 
 def checkpoints(models: dict[str, Any]) -> dict[str, Any]:
@@ -41,6 +42,19 @@ def engine(models: dict[str, Any]) -> str:
     """`vLLM 0.26`, from what the engine said of itself."""
     version = next(iter(models.values()))["version"]
     return f"vLLM {'.'.join(version.split('.')[:2])}"
+
+
+@region
+def vllm_versions() -> str:
+    """The one statement of which versions were measured; other pages link to it."""
+    names = "vllm-h200", "vllm-cpu"
+    found = [result(name)["vllm"].split()[-1].split(".") for name in names]
+    on_gpu, on_cpu = (".".join(version[:2]) for version in found)
+    return paragraph(
+        f"Measured with vLLM {on_gpu} on an H200 and with vLLM {on_cpu} on CPUs. Where a page "
+        "names another version, it is what a format needs or what others published. Deployment "
+        f"files name images of vLLM {VERSION}."
+    )
 
 
 @region
