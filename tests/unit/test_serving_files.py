@@ -289,11 +289,13 @@ def test_kinds_are_known_by_name():
         emit.files(plan(), "compos")
 
 
-def test_the_page_on_serving_and_the_images_are_of_one_version():
-    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+def test_the_pages_and_the_images_are_of_one_version():
+    docs = Path(__file__).parents[2] / "docs"
+    page, measured = ((docs / name).read_text() for name in ("serving.md", "measured.md"))
     image = yaml.safe_load(compose(plan()))["services"]["engine"]["image"]
     assert image.endswith(f":v{VERSION}")
-    assert f"metrics and images are those of vLLM {VERSION}." in " ".join(page.split())
+    assert f"images of vLLM {VERSION}." in " ".join(measured.split())
+    assert "(measured.md#checkpoints-in-vllm)" in page
     # What the page says was tried with it too; recorded results name their own version.
     written = re.sub(r"<!-- figures: .*?<!-- /figures -->", "", page, flags=re.S)
     assert set(re.findall(r"vLLM (\d+\.\d+\.\d+)", written)) == {VERSION}
