@@ -69,6 +69,22 @@ def mixed_choices() -> str:
 
 
 @region
+def mixed_search() -> str:
+    rows = [
+        [
+            f"{name}, {bits} bits",
+            str(found["n_measured"]),
+            f"{number(found['before'])} to {number(found['after'])}",
+            f"{number(entry['choices'][bits]['kl'])} to {number(found['kl'])}",
+        ]
+        for name, entry in models()
+        for bits, found in entry.get("searched", {}).items()
+    ]
+    head = ["KL", "changes measured:", "on the windows of the search:", "on those of the tables:"]
+    return table(head, rows)
+
+
+@region
 def mixed_solver() -> str:
     found = [(where, run["solver"]) for where, run in runs() if "solver" in run]
     rows = []
