@@ -8,8 +8,8 @@ One call per model; all write to the same FILE, after every checkpoint. Runs tha
 result of are not made again, rows that FILE holds are not scored again: a stopped call resumes.
 Every run gets the same token ids and is a process of its own, from its start to files on disk
 (`peers_speed.py`); every checkpoint is scored as `quality.py` does it. At 2 bits groups are 64
-wide. Sources that come from a 4-bit file are moved off its grid first (`off_grid.py`), and the
-record of that is copied.
+wide. Sources that come from a 4-bit file are moved off its grid first (`off_grid.py`), and what
+that found is copied. Every row has the commit and the date of its run.
 
 Each row beside AutoRound's of that width says what share of its KL and of its seconds it has. With
 --shared other work is on the machine: rows say so, and no seconds are compared.
@@ -30,6 +30,7 @@ from quantkit.model.tokenizer import load as load_tokenizer
 MARK = {4: "autoround-200", 3: "autoround-200-w3", 2: "autoround-200-w2"}
 """What each width is compared with."""
 GROUPS_OF_TWO_BITS = 64
+OF_ONE_CALL = ("seconds", "device", "recorded")
 
 
 def score(row: dict[str, Any], folder: Path, source: Any, model: Path, windows: Any) -> None:
@@ -93,11 +94,12 @@ def main() -> None:
     windows = windows.to(device)
     about = scored_text(args, tokens, windows) | {"group_size": args.group_size}
     if (args.model / off_grid.RECORD).is_file():
-        about["off_grid"] = json.loads((args.model / off_grid.RECORD).read_text())
+        record = json.loads((args.model / off_grid.RECORD).read_text())
+        # What is the same whenever a source is moved; rows of earlier calls then still count.
+        about["off_grid"] = {key: record[key] for key in record if key not in OF_ONE_CALL}
     before = scored_before(result, args.name, about)
     source = load(args.model, args.model, device)
     entry = result["models"][args.name] = {
-        "recorded": result["recorded"],
         **about,
         "source": before.get("source") or compare(source, source, windows),
         "rows": before.get("rows", []),
@@ -115,6 +117,7 @@ def main() -> None:
             if row["error"] is None:
                 (folder,) = peers.checkpoints(name, args.work / name / "out").values()
                 score(row, folder, source, args.model, windows)
+            row["recorded"] = result["recorded"]
             entry["rows"] = [r for r in entry["rows"] if r["run"] != name] + [row]
             relate(entry["rows"], bits)
             args.out.write_text(json.dumps(result, indent=2) + "\n")

@@ -68,6 +68,7 @@ FOLDERS = {
     "qwenm": f"Qwen2.5-Coder-1.5B-Instruct, {MOVED}",
     "smolm": f"SmolLM2-135M-Instruct, {MOVED}",
 }
+NAMES = {folder: name.partition(",")[0] for folder, name in FOLDERS.items()}
 """Models that a record names by their folder."""
 
 
@@ -160,25 +161,24 @@ SHARE = "share_of_seconds"
 
 @region
 def frontier() -> str:
-    """KL against seconds beside AutoRound, on a source that is not on a 4-bit grid."""
-    older = (
-        " Recipes are those of commit `c606005`: first tokens did not count more than others, and "
-        "`best-w4a16` ended with two passes that moved scales alone."
-    )
-    return f"{_frontier('frontier-smollm2-h200', older)}\n\n{_frontier('frontier-qwen-h200')}"
-
-
-def _frontier(name: str, more: str = "") -> str:
+    """KL against seconds beside AutoRound, on sources that are not on a 4-bit grid."""
+    name = "frontier-h200"
     run = result(name)
-    ((model, entry),) = run["models"].items()
+    return "\n\n".join(_frontier(run, name, model) for model in run["models"])
+
+
+def _frontier(run: dict[str, Any], name: str, model: str) -> str:
+    entry = run["models"][model]
+    timed = [one for one in entry["rows"] if one["bits"] == 4 and not one.get("shared")]
     rows = [
         [
             RUNS[one["run"]],
             f"{one['seconds']:.0f} s",
             number(one["kl_mean"]),
             *(f"{one[key]:.0%}" if key in one else "" for key in ("share_of_kl", SHARE)),
+            f"`{one['recorded']['commit']}`",
         ]
-        for one in entry["rows"]
+        for one in sorted(timed, key=lambda one: one["seconds"])
     ]
     moved = entry["off_grid"]
     text = (
@@ -188,13 +188,25 @@ def _frontier(name: str, more: str = "") -> str:
         f"Groups of {entry['group_size']}, the same "
         f"{entry['tokens']['samples']} x {entry['tokens']['length']:,} tokens of calibration, "
         f"{entry['windows']} windows of {entry['length']:,} tokens of WikiText-2; whole commands, "
-        f"one after another ({link('recorded', name)}, {label(run['device'])}).{more}"
+        f"alone on the machine ({link('recorded', name)}, {label(run['device'])})."
     )
-    head = ["", "seconds:", "KL:", "of AutoRound's KL:", "of its seconds:"]
-    if not any("share_of_kl" in one for one in entry["rows"]):
-        text += " AutoRound was not measured on it yet."
-        head, rows = head[:3], [row[:3] for row in rows]
+    head = ["", "seconds:", "KL:", "of AutoRound's KL:", "of its seconds:", "commit"]
+    if not any("share_of_kl" in one for one in timed):
+        text += _on_other_samples(model)
+        head, rows = [*head[:3], head[-1]], [[*row[:3], row[-1]] for row in rows]
     return f"{paragraph(text)}\n\n{table(head, rows)}"
+
+
+def _on_other_samples(model: str) -> str:
+    """AutoRound's row of an earlier record."""
+    name = "frontier-smollm2-h200"
+    entry = result(name)["models"][model]
+    (peer,) = (one for one in entry["rows"] if one["run"] == "autoround-200")
+    return (
+        " AutoRound has not run on these samples yet; calibrated on others of the same files, "
+        f"it took {peer['seconds']:.0f} s for a KL of {number(peer['kl_mean'])} "
+        f"({link('recorded', name)})."
+    )
 
 
 @region
@@ -246,7 +258,9 @@ def _by_constant(name: str, words: str, show: Callable[[float], str]) -> str:
 
 
 WORDS = {
-    "distil": "{} passes of distilled scales",
+    "distil": "{} passes of distillation",
+    "SOFT": "in proportion",
+    "STEP": "codes moved by {} per step",
     "tune": "{} gradient steps",
     "signed": "signed scales",
     "sweeps": "{} sweeps",
@@ -275,6 +289,37 @@ def best_bits_distilled() -> str:
     )
 
 
+@region
+def gradients() -> str:
+    """What steps per block and passes over all blocks are worth today."""
+    return _of_a_real_model(
+        "best_bits-gradients-h200",
+        " What a row does not name is as in its recipe. In proportion: codes move by their "
+        "gradients relative to those of their group, not by signs.",
+    )
+
+
+@region
+def norms() -> str:
+    """Trained norms, and steps in proportion to gradients, before they were deleted."""
+    name = "best_bits-norms-cpu"
+    run = result(name)
+    rows = []
+    for row in run["rows"].values():
+        asked = {key.rpartition(".")[2]: value for key, value in row["set"].items()}
+        kind = f"in proportion, up to {asked['SOFT']} times" if asked["SOFT"] else "by signs"
+        far = asked.get("REACH", [0.1])[0]
+        norm = f"{asked['NORMS']:.0%}" if asked["NORMS"] else "no"
+        rows.append([kind, f"{far:g}", norm, number(row["kl_mean"])])
+    told = (
+        f"{run['model']}, 4 bits, no steps per block; calibrated on {run['samples']} samples of "
+        f"{run['calibration']}, {run['windows']} windows of {run['length']} tokens of held-out "
+        f"text ({link('recorded', name)}, {label(run['device'])})."
+    )
+    head = ["codes move", "cells:", "norms move by:", "KL:"]
+    return f"{paragraph(told)}\n\n{table(head, sorted(rows, key=lambda row: row[-1]))}"
+
+
 def _of_a_real_model(name: str, more: str) -> str:
     run = result(name)
     rows = sorted(run["rows"].items(), key=lambda item: (item[1]["recipe"], -item[1]["kl_mean"]))
@@ -289,7 +334,8 @@ def _of_a_real_model(name: str, more: str) -> str:
         for asked, row in rows
     ]
     text = paragraph(
-        f"{run['model']} ({run['origin']}), groups of {run['group_size']}, calibrated on "
+        f"{NAMES.get(run['model'], run['model'])} ({run['origin']}), groups of "
+        f"{run['group_size']}, calibrated on "
         f"{run['samples']} x {run['calibration_length']:,} tokens, {run['windows']} windows of "
         f"{run['length']:,} tokens of WikiText-2 ({link('recorded', name)}, "
         f"{label(run['device'])}). {THEN}{more}"
