@@ -13,7 +13,7 @@ import torch
 from quantkit.errors import StorageError
 from quantkit.export.manifest import Layer
 from quantkit.model.shards import ShardWriter, TensorSpec, read_header, write_whole
-from quantkit.onepass.mark import FOLDER, key_in, mark
+from quantkit.onepass.mark import DIGEST, FOLDER, key_in, mark
 from quantkit.parsing import parse_json
 from quantkit.storage import write_json
 
@@ -106,9 +106,18 @@ def claim(scratch: Path, key: Mapping[str, str]) -> Path:
     if found is None:
         mark(scratch, key)
         found = key
-    if changed := [what for what in key if found.get(what) != key[what]]:
+    if changed := [_difference(what, found, key) for what in key if found.get(what) != key[what]]:
         raise StorageError(
             f"{scratch} holds an unfinished run with another {' and '.join(changed)}; "
             "run that again to finish it, or use --force to start over"
         )
     return scratch / FOLDER
+
+
+def _difference(what: str, found: Mapping[str, str], key: Mapping[str, str]) -> str:
+    """What differs, and how, where the key says that in words."""
+    there, here = (each.get(what, "").partition(DIGEST)[0::2] for each in (found, key))
+    if not (there[1] and here[1]):
+        return what
+    how = f"{there[0]}, not {here[0]}" if there[0] != here[0] else f"{here[0]}, but others"
+    return f"{what} ({how})"

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from quantkit import formats, grid, methods
+from quantkit import formats, grid, methods, resources
 from quantkit.calibration.tokens import CalibrationTokens
 from quantkit.errors import HardwareError, MethodError, MissingDependency, RecipeError
 from quantkit.export.folder import FolderWriter
@@ -33,7 +33,7 @@ from quantkit.quiet import only_errors
 from quantkit.recipe import Recipe
 
 SERIES = "0.14"  # we hook methods that are not part of its public interface
-INSTALL = "pip install 'quantkit-llm[llmcompressor]'"
+INSTALL = resources.install("llmcompressor")
 NEEDS_GPU = "AWQModifier"
 # Its warnings about what we do on purpose, or have reported already.
 EXPECTED = ("No accelerator", "MoE is being linearized", "Disabling tokenizer", "Running oneshot")

@@ -12,6 +12,8 @@ from quantkit.storage import refuse_existing, write_json
 
 FOLDER = "journal"
 KEY = "key.json"
+DIGEST = ", digest "
+"""In a value of the key: what precedes it is for people."""
 
 
 def mark(scratch: Path, key: Mapping[str, str]) -> None:

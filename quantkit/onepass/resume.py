@@ -34,7 +34,9 @@ def key_of(job: "Job", plan: "Plan | GGUFPlan") -> Key:
     key = dict(basic_key(job.source_record.fingerprint, plan.recipe.digest, job.device, matrix))
     if job.learns(plan):
         assert job.calibration is not None
-        key["calibration"] = job.calibration.digest
+        n_samples, length = job.calibration.ids.shape
+        size = f"{n_samples:,} samples of {length:,} tokens"
+        key["calibration"] = f"{size}{mark.DIGEST}{job.calibration.digest}"
         if job.cost is not None and job.cost.experts_bytes:
             key["choice of experts' statistics"] = "shared" if job.shares_experts else "own"
     if job.engine != NATIVE:
