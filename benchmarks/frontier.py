@@ -31,6 +31,16 @@ MARK = {4: "autoround-200", 3: "autoround-200-w3", 2: "autoround-200-w2"}
 """What each width is compared with."""
 GROUPS_OF_TWO_BITS = 64
 OF_ONE_CALL = ("seconds", "device", "recorded")
+"""What a moved source's record has of the call that moved it."""
+NAMES = {"quantkit": "quantkit", "llmcompressor": "llm-compressor", "autoround": "AutoRound"}
+COLOURS = {"quantkit": "tab:green", "llmcompressor": "tab:orange", "autoround": "tab:blue"}
+LABELS = {
+    "quantkit-awq-gptq": "quantkit, awq-gptq-w4a16",
+    "quantkit-tune": "quantkit, awq-gptq-w4a16 --tune",
+    "quantkit-best": "quantkit, best-w4a16",
+    "autoround-200": "AutoRound, 200 iterations",
+}
+TICKS = (10, 20, 50, 100, 200, 500, 1000)
 
 
 def score(row: dict[str, Any], folder: Path, source: Any, model: Path, windows: Any) -> None:
@@ -54,31 +64,47 @@ def relate(rows: list[dict[str, Any]], bits: int) -> None:
 
 
 def draw(models: dict[str, Any], target: Path) -> None:
-    """KL against seconds, a panel per model and width."""
+    """KL against seconds: a panel for each model and width that another tool was timed on."""
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    widths = sorted({row["bits"] for entry in models.values() for row in entry["rows"]})[::-1]
+    matplotlib.rcParams.update({"font.family": "sans-serif", "svg.hashsalt": "quantkit"})
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for name, entry in models.items():
+        for row in entry["rows"]:
+            if "kl_mean" in row and not row.get("shared"):
+                panels.setdefault(f"{name}, {row['bits']} bits", []).append(row)
+    panels = {
+        title: rows
+        for title, rows in panels.items()
+        if any(not row["run"].startswith("quantkit") for row in rows)
+    }
     figure, axes = pyplot.subplots(
-        len(models), len(widths), figsize=(4 * len(widths), 3.2 * len(models)), squeeze=False
+        1, len(panels), figsize=(6.4 * len(panels), 3.6), squeeze=False, layout="constrained"
     )
-    colours = {"quantkit": "tab:green", "llmcompressor": "tab:orange", "autoround": "tab:blue"}
-    for line, (name, entry) in zip(axes, models.items(), strict=True):
-        for axis, bits in zip(line, widths, strict=True):
-            for row in entry["rows"]:
-                if row["bits"] != bits or "kl_mean" not in row or row.get("shared"):
-                    continue
-                axis.loglog(
-                    row["seconds"], row["kl_mean"], "o", color=colours[row["run"].split("-")[0]]
-                )
-                axis.annotate(row["run"], (row["seconds"], row["kl_mean"]), fontsize=6)
-            axis.set_title(f"{name}, {bits} bits", fontsize=9)
-            axis.set_xlabel("seconds")
-            axis.set_ylabel("KL divergence")
-    figure.tight_layout()
-    figure.savefig(target)
+    for axis, (title, rows) in zip(axes[0], panels.items(), strict=True):
+        for place, row in enumerate(sorted(rows, key=lambda row: row["seconds"])):
+            tool, _, what = row["run"].partition("-")
+            at = row["seconds"], row["kl_mean"]
+            axis.plot(*at, "o", color=COLOURS[tool])
+            label = LABELS.get(row["run"], f"{NAMES[tool]} {what}")
+            # Ours below and above in turn, so that neighbours do not collide.
+            beside = (6, -13 if tool == "quantkit" and place % 2 else 5)
+            axis.annotate(label, at, beside, textcoords="offset points", fontsize=9)
+        axis.set_xscale("log")
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("seconds, the whole command")
+        axis.set_ylabel("KL from the source")
+        axis.set_ylim(0, 1.25 * max(row["kl_mean"] for row in rows))
+        fastest, slowest = (f(row["seconds"] for row in rows) for f in (min, max))
+        axis.set_xlim(0.7 * fastest, 3 * slowest)
+        ticks = [each for each in TICKS if 0.7 * fastest <= each <= 3 * slowest]
+        axis.set_xticks(ticks, [str(each) for each in ticks])
+        axis.minorticks_off()
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(target, metadata={"Date": None})
 
 
 def main() -> None:

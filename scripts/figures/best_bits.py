@@ -157,14 +157,25 @@ RUNS = {
 }
 
 SHARE = "share_of_seconds"
+FRONTIER = "frontier-h200"
 
 
 @region
 def frontier() -> str:
     """KL against seconds beside AutoRound, on sources that are not on a 4-bit grid."""
-    name = "frontier-h200"
-    run = result(name)
-    return "\n\n".join(_frontier(run, name, model) for model in run["models"])
+    run = result(FRONTIER)
+    return "\n\n".join(_frontier(run, FRONTIER, model) for model in run["models"])
+
+
+def short_frontier(model: str) -> list[str]:
+    """KL and seconds at 4 bits for the README: ours as they are today, and AutoRound's."""
+    rows = {one["run"]: one for one in result(FRONTIER)["models"][model]["rows"]}
+
+    def of(run: str, name: str) -> str:
+        return f"{name} {number(rows[run]['kl_mean'])} in {rows[run]['seconds']:.0f} s"
+
+    ours = of("quantkit-awq-gptq", "AWQ-GPTQ"), of("quantkit-tune", "with `--tune`")
+    return [", ".join(ours), of("autoround-200", RUNS["autoround-200"])]
 
 
 def _frontier(run: dict[str, Any], name: str, model: str) -> str:

@@ -1,6 +1,6 @@
 """The README's short table of measurements."""
 
-from figures import engines, estimates, one_pass, peers
+from figures import best_bits, engines, estimates, one_pass, peers
 from figures.regions import count, link, region, result, seconds, table, times
 
 
@@ -35,8 +35,8 @@ def measured_in_short() -> str:
         *peers.short_rows(source("peers_speed-h200")),
         [
             "KL of Qwen2.5-Coder-1.5B in 4 bits, groups of 128; lower is better",
-            *peers.short_quality(peers.LARGER),
-            source("quality-h200"),
+            *best_bits.short_frontier(peers.LARGER),
+            source(best_bits.FRONTIER),
         ],
         [
             "KL of SmolLM2-135M in 4 bits, groups of 64; lower is better",
