@@ -1,6 +1,7 @@
 """The layers and parameters of a model, found by building it from its config without weights."""
 
 import fnmatch
+import json
 import re
 from collections.abc import Collection, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -91,6 +92,9 @@ CHOSEN = (
 IGNORABLE = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.attn.masked_bias")
 
 
+MOST_KNOWN = 8
+
+
 @dataclass(frozen=True)
 class Architecture:
     """Parameters and linear layers of a model, by name."""
@@ -143,17 +147,17 @@ class Architecture:
         if tensors is None:
             tensors = stored_tensors(folder, config)
         names = links.parameter_names(tensors, "quantization_config" in config)
-        model = skeleton(folder, trust_remote_code)
-        found = links.Links.of(model, names or usual_names(model))
-        looked = _look(model, found, names, folder)
-        others = dict.fromkeys(families.other_names(config), INSIDE_VLLM)
-        return replace(
-            looked,
-            unquantised={**looked.unquantised, **others},
-            experts_note=families.experts_note(config),
-            note=families.serving_note(config),
-            rows_by_head=families.rows_by_head(config),
-        )
+        if trust_remote_code:  # its code may be another one the next time
+            return _inspected(folder, config, names, trust_remote_code)
+        # A command asks often, of a source and of its checkpoints, whose weights may be packed.
+        described = {key: value for key, value in config.items() if key != "quantization_config"}
+        key = json.dumps(described, sort_keys=True), tuple(names.items())
+        if key not in _KNOWN:
+            found = _inspected(folder, config, names, trust_remote_code)
+            if len(_KNOWN) == MOST_KNOWN:
+                del _KNOWN[next(iter(_KNOWN))]
+            _KNOWN[key] = found
+        return _KNOWN[key]
 
     @property
     def never(self) -> list[str]:
@@ -203,6 +207,10 @@ class Architecture:
         ]
 
 
+_KNOWN: dict[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], Architecture] = {}
+"""The last ones, by config and stored parameters."""
+
+
 def stored_tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """The tensors of a folder with separate experts; empty where it has no weights."""
     from quantkit.model import fused
@@ -212,6 +220,28 @@ def stored_tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, StoredT
     except SourceError:
         return {}
     return fused.separated(found, config)
+
+
+def _inspected(
+    folder: Path,
+    config: Mapping[str, Any],
+    names: Mapping[str, tuple[int, ...]],
+    trust_remote_code: bool,
+) -> Architecture:
+    """The architecture of a config, with stored parameters under these names."""
+    from quantkit.model import links
+
+    model = skeleton(folder, trust_remote_code)
+    found = links.Links.of(model, names or usual_names(model))
+    looked = _look(model, found, names, folder)
+    others = dict.fromkeys(families.other_names(config), INSIDE_VLLM)
+    return replace(
+        looked,
+        unquantised={**looked.unquantised, **others},
+        experts_note=families.experts_note(config),
+        note=families.serving_note(config),
+        rows_by_head=families.rows_by_head(config),
+    )
 
 
 def _look(
